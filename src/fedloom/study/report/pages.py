@@ -142,7 +142,7 @@ WORST = 5
 _NAMED = 3  # worst clients that are named, at most
 
 
-def _table(name: str, head: Iterable[str], lines: Iterable[Sequence[str]], *text: int) -> Table | None:
+def table(name: str, head: Iterable[str], lines: Iterable[Sequence[str]], *text: int) -> Table | None:
     """Return a table of a page; `text` are its columns that are no numbers. None without a line."""
     found = tuple(map(tuple, lines))
     return Table("", tuple(head), found, name=name, text=text) if found else None
@@ -177,13 +177,13 @@ def of_run(report: RunReport) -> str:
         recipe=words.without_folders((report.folder / "recipe.yaml").read_text("utf-8")),
         peers=report.run.recipe.get("peers") is not None,
         federation=_federation(report),
-        sent=_table(
+        sent=table(
             "bytes-table",
             ("role", "task", "sent by clients", "sent to clients"),
             [*sent, ("all", "", *map(human_bytes, report.run.bytes_total().values()))] if sent else (),
             1,
         ),
-        events=_table("events-table", ("what", "client", "times", "rounds"), events, 1),
+        events=table("events-table", ("what", "client", "times", "rounds"), events, 1),
     )
 
 
@@ -200,8 +200,8 @@ def _view(report: RunReport, at: int) -> dict[str, Any]:
         "tiles": tiles,
         "gains": base and base.delta_of and words.spread_of(base.delta_of.values()),
         "several": base is not None and any(len(set(of)) > 1 for of in base.by_client.values()),
-        "final": _scores(f"final-table{end}", own, base) if own else None,
-        "others": _scores(f"others-table{end}", others, base) if others else None,
+        "final": _scores(f"final-table{end}", own, base),
+        "others": _scores(f"others-table{end}", others, base),
         "deltas": base
         and [(percent(delta), split, words.count(n, "task")) for split, (delta, n) in base.deltas.items()],
         "lowest": _lowest(report.scores, base),
@@ -210,7 +210,7 @@ def _view(report: RunReport, at: int) -> dict[str, Any]:
             for split in dict.fromkeys(s.split for s in report.scores)
             for gap in report.run.final(split).gaps()
         ],
-        "about": base and _table(f"base-table{end}", ("the baseline", ""), base.facts, 1),
+        "about": base and table(f"base-table{end}", ("the baseline", ""), base.facts, 1),
         "worse": _worse(f"worse-table{end}", base) if base is not None and base.each else None,
         "losses": _losses(base) if base is not None and base.each else [],
         "end": end,
@@ -260,7 +260,7 @@ def _lead(report: RunReport) -> str:
     return " · ".join(parts)
 
 
-def _scores(name: str, scores: Sequence[records.Score], base: Against | None) -> Table:
+def _scores(name: str, scores: Sequence[records.Score], base: Against | None) -> Table | None:
     against = () if base is None else (f"base: {base.label}", "change")
     worst = any(s.worst is not None for s in scores)
     value = "mean over clients" if any(s.clients > 1 for s in scores) else "value"
@@ -277,7 +277,7 @@ def _scores(name: str, scores: Sequence[records.Score], base: Against | None) ->
         row = str(TaskMetric(s.task, s.metric, s.direction))
         lines.append((row, s.split, number(s.mean), *compared, str(s.clients), *cells, s.model, s.data, str(s.round)))
     texts = [i for i, title in enumerate(head) if title in ("worst client", "model", "data", "split")]
-    return Table("", head, tuple(lines), name=name, text=texts)
+    return table(name, head, lines, *texts)
 
 
 def _lowest(scores: Sequence[records.Score], base: Against | None) -> str:
@@ -300,7 +300,7 @@ def _worse(name: str, base: Against) -> Table | None:
         named = [f"{name} {percent(e.clients[name].percent)}" for name in e.worse[:WORST]]
         counts = [len(e.clients), len(e.worse), len(e.better), len(e.clients) - len(e.compared)]
         lines.append((str(e.row), *map(str, counts), ", ".join(named)))
-    return _table(name, ("task", "clients", "worse", "better", "not defined", "worst changes"), lines, 5)
+    return table(name, ("task", "clients", "worse", "better", "not defined", "worst changes"), lines, 5)
 
 
 def _losses(base: Against) -> list[str]:
@@ -328,7 +328,7 @@ def _federation(report: RunReport) -> Table | None:
         for name, about in report.clients.items()
     ]
     text = (1, 2) if domains else (1,)
-    return _table("clients-table", ("client", "tasks", *domains, "train examples", "validation"), lines, *text)
+    return table("clients-table", ("client", "tasks", *domains, "train examples", "validation"), lines, *text)
 
 
 def of_grid(report: GridReport) -> str:
@@ -357,7 +357,7 @@ def of_grid(report: GridReport) -> str:
             for at, (data, several) in enumerate(by_data.items())
             if (sheet := _worst(several, f"worst-{at}"))
         ],
-        cells=_table("cells-table", head, report.cells),
+        cells=table("cells-table", head, report.cells),
         bases=[name or "nothing" for name in report.methods],
         views=[
             [
@@ -420,7 +420,7 @@ def _compared(name: str, data: str, methods: Sequence[Method], smallest: float) 
     sentence = words.of_methods(verdicts, {m.reference for m in ranked}, smallest, seeds)
     if not verdicts and any(m.is_method for m in ranked):
         sentence = "One seed has no interval, so there is no verdict on any method."
-    costs = Table("", head, tuple(lines), name=f"costs-{name}", text=(2,))
+    costs = table(f"costs-{name}", head, lines, 2)
     return {"name": name, "data": data, "sentence": sentence, "costs": costs}
 
 
@@ -445,4 +445,4 @@ def _worst(methods: Sequence[Method], name: str) -> Table | None:
             cells = ["", *(("base", "") if m.label == m.reference else ("", m.reference)), *cells]
         lines.append((m.label, *cells))
     text = [at for at in range(len(head)) if at != 2 or not changed]  # names of clients need to break
-    return _table(name, head, lines, *text)
+    return table(name, head, lines, *text)

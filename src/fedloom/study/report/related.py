@@ -358,7 +358,7 @@ def _against(study: Relatedness) -> Figure:
     return Figure("One metric against another", views)
 
 
-def _metrics(study: Relatedness) -> Table:
+def _metrics(study: Relatedness) -> Table | None:
     rows = []
     for name, v in study.values.items():
         known = v[np.isfinite(v)]
@@ -366,7 +366,7 @@ def _metrics(study: Relatedness) -> Table:
         kind = "distance" if name in study.distances else "similarity"
         rows.append((name, kind, "yes" if study.is_directed(name) else "no", *spread, str(len(known))))
     head = ("metric", "is a", "directed", "least", "median", "largest", "pairs")
-    return Table("", head, tuple(rows), name="metrics-table", text=(1, 2))
+    return pages.table("metrics-table", head, rows, 1, 2)
 
 
 def _ends(study: Relatedness, place: int, metric: str) -> Table | None:
@@ -378,7 +378,7 @@ def _ends(study: Relatedness, place: int, metric: str) -> Table | None:
         ranks = ["–" if rank is None else str(rank) for rank in places]  # noqa: RUF001
         rows.append((ranks[0], a, b, number(float(study.values[metric][at])), *ranks[1:]))
     head = ("rank", "task", "task", metric, *(f"by {m}" for m in others))
-    return Table("", head, tuple(rows), name=f"ends-{place}", text=(1, 2)) if rows else None
+    return pages.table(f"ends-{place}", head, rows, 1, 2)
 
 
 def _data(study: Relatedness) -> dict[str, Any]:
