@@ -9,7 +9,8 @@ from grid_support import FEDAVG, paper_grid, write_grid
 from tests_support import loaded
 
 TABLES = """
-from fedloom.study import open_folder, tabulate
+from fedloom.study.grid import open_folder
+from fedloom.study.table import tabulate
 table = tabulate(*open_folder({folder!r}))
 for kind in ("text", "markdown", "latex", "html", "csv", "json"):
     getattr(table, f"to_{{kind}}")()

@@ -113,7 +113,7 @@ def compare(
     methods, centralised training and a linear model, and say which clients benefit.
     """
     from fedloom.federation.recipes.loader import names as recipes
-    from fedloom.study import compare as side_by_side
+    from fedloom.study.comparison import compare as side_by_side
     from fedloom.study.grid import against
     from fedloom.study.results import of_grid
     from fedloom.study.significance import contrasts, ranked

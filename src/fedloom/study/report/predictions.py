@@ -224,8 +224,10 @@ class _Reader:
         known = self.legends.get(task.task, (task.legend, task.wrong_legend))
         self.legends[task.task] = (known[0] | task.legend, known[1] | task.wrong_legend)
 
-    def picture(self, folder: Path, of: _StoredPicture) -> Picture | None:
-        """Read a picture of a run, as text that a page can hold."""
+    def picture(self, folder: Path, of: _StoredPicture | None) -> Picture | None:
+        """Read a picture of a run, if there is one, as text that a page can hold."""
+        if of is None:
+            return None
         path = folder / PREDICTIONS / of.file
         data = b""
         with suppress(OSError):
@@ -295,24 +297,22 @@ def _made(reader: _Reader, examples: Sequence[ShownExample], confusions: tuple[C
     return Predictions(tuple(examples), confusions=confusions, notes=tuple(reader.notes), legends=reader.legends)
 
 
-Answers = Mapping[tuple[str, int], tuple[_StoredPicture, _StoredPicture | None]]
-"""(task, position of the example) -> the prediction, and where it is wrong."""
+Answers = Mapping[tuple[str, str, int], tuple[_StoredPicture, _StoredPicture | None]]
+"""(run, task, position of the example) -> the prediction, and where it is wrong."""
 
 
 def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], about: str = "") -> Iterator[ShownExample]:
     """Yield each example of the first run, with the predictions of all runs."""
     if not runs:
         return
-    given: dict[str, Answers] = {}
+    answers: dict[tuple[str, str, int], tuple[_StoredPicture, _StoredPicture | None]] = {}
     for label, (_, index) in runs.items():
-        for task in (task for part in index.parts for task in part.tasks):
-            reader.meaning(task)
-        given[label] = {
-            (task.task, example.position): (answer, wrong)
-            for part in index.parts
-            for task in part.tasks
-            for example, answer, wrong in zip(part.examples, task.answer, task.wrong or repeat(None), strict=False)
-        }
+        for part in index.parts:
+            for task in part.tasks:
+                reader.meaning(task)
+                for example, answer, wrong in zip(part.examples, task.answer, task.wrong or repeat(None), strict=False):
+                    answers[label, task.task, example.position] = answer, wrong
+    folders = {label: run.folder for label, (run, _) in runs.items()}
     parts = next(iter(runs.values()))[1].parts
     # first the first example of each part, then the second ones, so that no whole part is left out for want of room
     most = max((len(part.examples) for part in parts), default=0)
@@ -323,39 +323,34 @@ def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], abo
                 f"{len(ordered) - done} more examples are not shown, because the page would be too large."
             )
             return
-        yield _example(reader, runs, part, number, given, about)
+        yield _example(reader, folders, part, number, answers, about)
 
 
 def _example(
-    reader: _Reader,
-    runs: Mapping[str, tuple[Run, _StoredIndex]],
-    part: _StoredPart,
-    number: int,
-    given: Mapping[str, Answers],
-    about: str,
+    reader: _Reader, folders: Mapping[str, Path], part: _StoredPart, number: int, answers: Answers, about: str
 ) -> ShownExample:
     """Return one example of the first run, with all predictions."""
-    folder = next(iter(runs.values()))[0].folder
+    first = next(iter(folders.values()))
     example = part.examples[number]
-    truth = tuple(reader.picture(folder, task.truth[number]) for task in part.tasks)
+    truth = tuple(reader.picture(first, task.truth[number]) for task in part.tasks)
     rows: list[tuple[str, tuple[Picture | None, ...]]] = [("truth", truth)]
     wrong: dict[str, tuple[Picture | None, ...]] = {}
-    for label, (run, _) in runs.items():
-        answers: list[Picture | None] = []
+    for label, folder in folders.items():
+        drawn: list[Picture | None] = []
         errors: list[Picture | None] = []
         for task in part.tasks:
-            answer, off = given[label].get((task.task, example.position), (None, None))
-            drawn = None if answer is None else reader.picture(run.folder, answer)
+            answer, off = answers.get((label, task.task, example.position), (None, None))
+            shown = reader.picture(folder, answer)
             # the range of depth stands with the truth
-            same = drawn is not None and drawn.text == task.truth[number].text
-            answers.append(replace(drawn, text="") if drawn is not None and same else drawn)
-            errors.append(None if off is None else reader.picture(run.folder, off))
-        rows.append((label, tuple(answers)))
+            same = shown is not None and shown.text == task.truth[number].text
+            drawn.append(replace(shown, text="") if shown is not None and same else shown)
+            errors.append(reader.picture(folder, off))
+        rows.append((label, tuple(drawn)))
         if any(errors):
             wrong[label] = tuple(errors)
     title = ", ".join(text for text in (about, part.domain, f"test example {example.position}") if text)
-    shown = reader.picture(folder, _StoredPicture(file=example.input, text=""))
-    return ShownExample(title, shown, tuple(task.task for task in part.tasks), tuple(rows), wrong)
+    seen = reader.picture(first, _StoredPicture(file=example.input, text=""))
+    return ShownExample(title, seen, tuple(task.task for task in part.tasks), tuple(rows), wrong)
 
 
 def _one(task: str, stored: _StoredConfusion, minimum: int) -> ConfusionViews:
