@@ -1,3 +1,1 @@
-"""Work that needs models again: running the cells of a grid, pretraining, and questions to the models of finished
-runs.
-"""
+"""Work that needs models again: running the cells of a grid, pretraining, questions to the models of finished runs."""

@@ -318,9 +318,8 @@ GRID = "runs"
 
 
 def clients_of(built: Built) -> dict[str, list[str]]:
-    """Return task -> its clients. Raises RecipeError where a client holds several tasks, because its gain would belong
-    to all of
-    them.
+    """Return task -> its clients. Raises RecipeError where a client holds several tasks, to all of which its gain would
+    belong.
     """
     by_task: dict[str, list[str]] = {task.name: [] for task in built.federation.tasks}
     for client in built.federation.clients.values():

@@ -112,9 +112,7 @@ class DomainRun(Finished):
         return view.client.test.of(self.task.name)
 
     def features(self, view: DomainModel, most: int) -> tuple[Tensor, Tensor]:
-        """Return (pooled features n x D of at most so many test examples, evenly spaced; their labels n), on the
-        CPU.
-        """
+        """Return (pooled features n x D of at most so many test examples, evenly spaced; labels n), on the CPU."""
         return encoded(self.network(view.owner).encoder, self.part(view).spread(most), self.task.name, self.device)
 
     def _view(self, domain: str, client: BuiltClient) -> DomainModel:
@@ -187,29 +185,6 @@ class Spectrum:
     """Their effective rank."""
 
 
-@dataclass(frozen=True, eq=False)
-class Embedded:
-    """t-SNE of one run's features (Figure 4): points n x 2, their classes and the names of their domains."""
-
-    run: str
-    points: Array
-    classes: Array
-    domains: tuple[str, ...]
-    note: str
-
-
-@dataclass(frozen=True, eq=False)
-class HeatMaps:
-    """Grad-CAM of some test images of a domain (Figure 2): pictures, classes, and each run's maps and answers."""
-
-    domain: str
-    images: Array
-    """n x H x W x 3, uint8."""
-    classes: Array
-    maps: Mapping[str, tuple[Array, Array]]
-    """Run -> (heat maps n x H x W for the true class, predicted classes n)."""
-
-
 def _spectra(spectra: Sequence[Spectrum]) -> Chart:
     """Draw one panel per run, one line per model, one colour per domain; the axis upwards is logarithmic."""
     largest = max((float(s.values[0]) for s in spectra), default=0.0)
@@ -224,45 +199,6 @@ def _spectra(spectra: Sequence[Spectrum]) -> Chart:
         log = "y" if any(several.values()) else ""
         drawn.append(lines(several, "number", "singular value", title=run, groups=groups, log=log))
     return concat(drawn, 3, "Singular values of the covariance of pooled features, with the effective rank", RANK)
-
-
-def _embedded(embedded: Sequence[Embedded]) -> Chart:
-    """Draw one panel per run: colours are classes, shapes are domains, and the large points are means of classes."""
-    drawn = []
-    for embedding in embedded:
-        points = [
-            {"name": f"class {c}, {domain}", "x": float(x), "y": float(y), "class": str(c), "domain": domain}
-            for (x, y), c, domain in zip(embedding.points, embedding.classes, embedding.domains, strict=True)
-        ]
-        centres = [(c, embedding.points[embedding.classes == c].mean(0)) for c in np.unique(embedding.classes)]
-        means = [{"x": float(x), "y": float(y), "class": str(c)} for c, (x, y) in centres]
-        title = f"{embedding.run}: {embedding.note}" if embedding.note else embedding.run
-        chart = scatter(
-            points, "", "", title=title, color_by="class", shape_by="domain", size=12, axes=False, colors=TWENTY
-        )
-        mark = {"type": "point", "filled": True, "size": 130, "stroke": INK, "opacity": 1}
-        color = {"color": chart["layer"][0]["encoding"]["color"]}
-        chart["layer"].append({"data": {"values": means}, "mark": mark, "encoding": color})
-        drawn.append(chart)
-    return concat(drawn, 3, "t-SNE of pooled features; the large points are the classes' means")
-
-
-def maps(heat: Sequence[HeatMaps]) -> Any:
-    """Draw one row per test image: the image, and each run's map over it with the class that the run answers."""
-    runs = list(heat[0].maps)
-    rows: list[list[Cell]] = []
-    for h in heat:
-        for i, (image, true) in enumerate(zip(h.images, h.classes, strict=True)):
-            row: list[Cell] = [(image, f"{h.domain}, class {true}")]
-            for run in runs:
-                pictures, answers = h.maps[run]
-                share = pictures[i] / max(float(pictures[i].max()), 1e-12)
-                over = 0.5 * image + 0.5 * ramp(share, np.ones_like(share, dtype=bool), NEAR_TO_FAR[::-1])
-                wrong = "" if answers[i] == true else ", wrong"
-                row.append((over.astype(np.uint8), f"answers {answers[i]}{wrong}"))
-            rows.append(row)
-    legend = Legend(ramp=NEAR_TO_FAR[::-1], ends=("nothing", "most"))
-    return grid(["image", *runs], rows, "Grad-CAM of the true class at the last map", {"what it looks at": legend})
 
 
 def singular_values(features: Tensor) -> Array:
@@ -359,8 +295,10 @@ class FeatureStudy:
 
     spectra: tuple[Spectrum, ...]
     parts: Mapping[str, Mapping[str, DomainScores]]
-    embedded: tuple[Embedded, ...]
-    heat: tuple[HeatMaps, ...]
+    embedded: tuple[Chart, ...]
+    """t-SNE of each run's features (Figure 4)."""
+    heat: Any
+    """The picture of Grad-CAM (Figure 2), None without."""
     notes: tuple[str, ...]
 
     def to_text(self) -> str:
@@ -369,18 +307,19 @@ class FeatureStudy:
         return "\n".join(texts) + "".join(f"note: {note}\n" for note in self.notes)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write singular-values.csv, parts.csv (with feature modules), and the figures singular-values.png, tsne.png
-        and
-        grad-cam.png. Raises UserError where the folder cannot be written."""
-        figures = {SPECTRUM: _spectra(self.spectra), EMBEDDING: _embedded(self.embedded)}
+        """Write singular-values.csv, parts.csv (with feature modules), singular-values.png, tsne.png and grad-cam.png.
+
+        Raises UserError where the folder cannot be written."""
+        embedded = concat(self.embedded, 3, "t-SNE of pooled features; the large points are the classes' means")
+        figures = {SPECTRUM: _spectra(self.spectra), EMBEDDING: embedded}
         tables = {f"{name}.csv": records.to_csv() for name, records in self.records().items()}
         with writing(folder):
             write(folder, tables)
         for name, figure in figures.items():
             save(figure, folder / name)
-        if self.heat:
-            save_sheet(maps(self.heat), folder / MAPS)
-        return [folder / name for name in (*tables, *figures, *([MAPS] if self.heat else []))]
+        if self.heat is not None:
+            save_sheet(self.heat, folder / MAPS)
+        return [folder / name for name in (*tables, *figures, *([MAPS] if self.heat is not None else []))]
 
     def records(self) -> dict[str, Records]:
         """Return the singular values, and with feature modules Table 7, in full precision."""
@@ -451,7 +390,7 @@ def features(
     step = Steps(total, tell)
     spectra: list[Spectrum] = []
     parts: dict[str, dict[str, DomainScores]] = {}
-    embedded: list[Embedded] = []
+    embedded: list[Chart] = []
     notes: list[str] = []
     for run in runs:
         seen: dict[DomainModel, tuple[Tensor, Tensor]] = {}
@@ -467,8 +406,8 @@ def features(
                 notes.append(f"{run.name} measures its models without feature modules; here they are in")
         if figures:
             step(f"{run.name}: t-SNE")
-            embedded.append(_embed(run, seen))
-    heat: tuple[HeatMaps, ...] = ()
+            embedded.append(_embedded(run, seen))
+    heat = None
     if figures:
         notes += [f"{run.name} has no maps for Grad-CAM" for run in runs if run.last_map is None]
         heat = _heat_maps(runs, images, step)
@@ -495,13 +434,26 @@ def _accuracies(run: DomainRun, step: Steps) -> dict[str, DomainScores]:
     return {part: DomainScores(run.round, {d: fmean(v) for d, v in of.items()}) for part, of in each.items()}
 
 
-def _embed(run: DomainRun, seen: Mapping[DomainModel, tuple[Tensor, Tensor]]) -> Embedded:
-    """Return t-SNE of each domain's features by its first client's model."""
+def _embedded(run: DomainRun, seen: Mapping[DomainModel, tuple[Tensor, Tensor]]) -> Chart:
+    """Draw t-SNE of each domain's features by its first client's model: colours are classes, shapes are domains, and
+    the large points are means of classes."""
     first = [run.first(domain) for domain in run.domains]
     x, y = (torch.cat([seen[view][i] for view in first]) for i in (0, 1))
-    domains = tuple(view.domain for view in first for _ in seen[view][1])
-    note = "personal models of a domain's first client" if any(view.personal for view in first) else ""
-    return Embedded(run.name, embedding(x), y.numpy(), domains, note)
+    places, classes = embedding(x), y.numpy()
+    domains = [view.domain for view in first for _ in seen[view][1]]
+    points = [
+        {"name": f"class {c}, {domain}", "x": float(x), "y": float(y), "class": str(c), "domain": domain}
+        for (x, y), c, domain in zip(places, classes, domains, strict=True)
+    ]
+    centres = [(c, places[classes == c].mean(0)) for c in np.unique(classes)]
+    means = [{"x": float(x), "y": float(y), "class": str(c)} for c, (x, y) in centres]
+    title = run.name + ": personal models of a domain's first client" * any(view.personal for view in first)
+    look: dict[str, Any] = {"color_by": "class", "shape_by": "domain", "size": 12, "axes": False, "colors": TWENTY}
+    chart = scatter(points, "", "", title=title, **look)
+    mark = {"type": "point", "filled": True, "size": 130, "stroke": INK, "opacity": 1}
+    color = {"color": chart["layer"][0]["encoding"]["color"]}
+    chart["layer"].append({"data": {"values": means}, "mark": mark, "encoding": color})
+    return chart
 
 
 def _images(run: DomainRun, domain: str, count: int) -> tuple[Tensor, Tensor, Array]:
@@ -511,19 +463,30 @@ def _images(run: DomainRun, domain: str, count: int) -> tuple[Tensor, Tensor, Ar
     return x, y[run.task.name], pictures(part.examples, x, part.index)
 
 
-def _heat_maps(runs: Sequence[DomainRun], count: int, step: Steps) -> tuple[HeatMaps, ...]:
-    """Return Grad-CAM of the domains that all runs have, by each run that has maps."""
+def _heat_maps(runs: Sequence[DomainRun], count: int, step: Steps) -> Any:
+    """Draw Grad-CAM of the domains that all runs have: one row per test image, with the image and each run's map over
+    it, with the class that the run answers. None where no run has maps, or no domain is in all."""
     domains = [d for d in runs[0].domains if all(d in run.domains for run in runs)]
     maps: dict[str, dict[str, tuple[Array, Array]]] = {}
     for run in runs:
         if run.last_map is not None:
             step(f"{run.name}: Grad-CAM")
             maps[run.name] = {domain: _heat(run, run.last_map, domain, count) for domain in domains}
-    pictures = []
+    rows: list[list[Cell]] = []
     for domain in domains if maps else ():
         _, classes, shown = _images(runs[0], domain, count)
-        pictures.append(HeatMaps(domain, shown, classes.numpy(), {name: of[domain] for name, of in maps.items()}))
-    return tuple(pictures)
+        for i, (image, true) in enumerate(zip(shown, classes.tolist(), strict=True)):
+            row: list[Cell] = [(image, f"{domain}, class {true}")]
+            for heat, answers in (of[domain] for of in maps.values()):
+                share = heat[i] / max(float(heat[i].max()), 1e-12)
+                over = 0.5 * image + 0.5 * ramp(share, np.ones_like(share, dtype=bool), NEAR_TO_FAR[::-1])
+                wrong = "" if answers[i] == true else ", wrong"
+                row.append((over.astype(np.uint8), f"answers {answers[i]}{wrong}"))
+            rows.append(row)
+    if not rows:
+        return None
+    legend = Legend(ramp=NEAR_TO_FAR[::-1], ends=("nothing", "most"))
+    return grid(["image", *maps], rows, "Grad-CAM of the true class at the last map", {"what it looks at": legend})
 
 
 def _heat(run: DomainRun, layer: nn.Module, domain: str, count: int) -> tuple[Array, Array]:
