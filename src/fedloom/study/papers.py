@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run, best_round, number_of
@@ -161,10 +163,8 @@ class Overlaps(HasTables):
 def overlaps_of(run: str | Path | Run, scope: str | None = None) -> Overlaps:
     """Read the activated dimensions that a run recorded, by default over the encoder. Raises StateError without any."""
     run = run if isinstance(run, Run) else Run.read(run)
-    known = {f.name for f in fields(Activated)} - {"round"}
     lines = [
-        Activated(round, **{name: _frozen(value) for name, value in record.items() if name in known})
-        for round, record in run.records(ACTIVATED)
+        TypeAdapter(Activated).validate_python({**record, "round": round}) for round, record in run.records(ACTIVATED)
     ]
     if not lines:
         raise StateError(
@@ -219,10 +219,6 @@ def draw_overlaps(several: Sequence[Overlaps]) -> Chart:
 def _ends(overlaps: Overlaps) -> tuple[Activated, ...]:
     """Return the first and the last round, or the only one."""
     return (overlaps.rounds[0], *overlaps.rounds[1:][-1:])
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _share(r: Activated, row: str, blocks: Sequence[int]) -> float:

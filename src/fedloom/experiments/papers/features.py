@@ -396,8 +396,12 @@ def features(
         seen: dict[DomainModel, tuple[Tensor, Tensor]] = {}
         for view in run.views:
             step(f"{run.name}: features of {view.label}")
-            seen[view] = run.features(view, examples)
-            spectra.append(_spectrum(run, view, seen[view][0]))
+            x, _ = seen[view] = run.features(view, examples)
+            if len(x) < 2:
+                least = f"expected at least two test examples, found {len(x)}"
+                raise StateError(f"{run.name}: domain {view.domain!r}: {least}")
+            values = singular_values(x)
+            spectra.append(Spectrum(run.name, view, len(x), x.shape[1], values, effective_rank(values)))
         if run.feature_module is None:
             notes.append(f"{run.name} has no feature modules, so it has no f+, f-, f* and f~")
         else:
@@ -413,15 +417,6 @@ def features(
         heat = _heat_maps(runs, images, step)
     step.finished()
     return FeatureStudy(tuple(spectra), parts, tuple(embedded), heat, tuple(notes))
-
-
-def _spectrum(run: DomainRun, view: DomainModel, features: Tensor) -> Spectrum:
-    if len(features) < 2:
-        raise StateError(
-            f"{run.name}: domain {view.domain!r}: expected at least two test examples, found {len(features)}"
-        )
-    values = singular_values(features)
-    return Spectrum(run.name, view, len(features), features.shape[1], values, effective_rank(values))
 
 
 def _accuracies(run: DomainRun, step: Steps) -> dict[str, DomainScores]:

@@ -218,13 +218,10 @@ class Relatedness(HasRecords):
 
         Also relatedness.json, which is `to_json` and what `fedloom report` reads.
         """
+        from pandas import DataFrame
+
         both = self.agreement
-        files = {
-            f"{name}.csv": Records(
-                ("", *self.tasks), [(task, *map(float, row)) for task, row in zip(self.tasks, R, strict=True)]
-            ).to_csv()
-            for name, R in self.scores.items()
-        }
+        files = {f"{name}.csv": DataFrame(R, self.tasks, self.tasks).to_csv() for name, R in self.scores.items()}
         rows = [
             (a, b, float(both.pearson[i, j]), float(both.spearman[i, j]), int(both.pairs[i, j]))
             for i, b in enumerate(both.names)
