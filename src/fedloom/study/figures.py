@@ -21,7 +21,7 @@ from fedloom.core.settings.section import value_at
 from fedloom.federation.runs.reader import Run
 from fedloom.study import charts, papers
 from fedloom.study.charts import Chart
-from fedloom.study.grid import Grid, cells, select, together
+from fedloom.study.grid import Grid, cell_of, cells, select, together
 from fedloom.study.results import (
     OVERALL,
     Column,
@@ -82,9 +82,7 @@ class Panels:
         names = [
             (c.task or c.metric) for columns in self.columns.values() for c in columns if c.task or c.metric in overall
         ]
-        for task in tasks or ():
-            if task not in names:
-                raise RecipeError(f"figure.tasks: no task {task!r}.{nearest(task, names)}")
+        _refuse_absent(tasks, names)
         self.panels: list[tuple[str, Column]] = []
         for data, columns in self.columns.items():
             drawn = [c for c in columns if c.task or c.metric in overall]
@@ -469,7 +467,13 @@ class _Means:
         if reference and names[reference] not in self.results:
             raise StateError(f"grid {grid.name}: the reference {reference} of its figure has not finished")
         self.base = self.results[names[reference]].values if reference else None
-        self.against = together(*names[reference][1:]) if reference else ""
+        against = f", % of {together(*names[reference][1:])}" if reference else ""
+        self.titles = {
+            "sent": "MB sent by a client per round",
+            "mean": f"{self.metric}",
+            "share": f"{self.metric}{against}",
+        }
+        """The titles of the panels, by the names of `of`."""
         wanted = {(cell.data, cell.base, cell.addon) for cell in select(grid, only or ())}
         drawn = {
             where[1:] for where in self.results if where in wanted and (not reference or where != names[reference])
@@ -495,15 +499,6 @@ class _Means:
         column = Column(where[0], "", "average", self.metric.direction)
         return estimate(column, columns, result.runs, values)
 
-    @property
-    def titles(self) -> dict[str, str]:
-        """Return the titles of the panels, by the names of `of`."""
-        return {
-            "sent": "MB sent by a client per round",
-            "mean": str(self.metric),
-            "share": f"{self.metric}, % of {self.against}",
-        }
-
     def finished(self, drawn: Sequence[Chart]) -> Chart:
         """Put the panels on one sheet."""
         title = self.grid.title or self.grid.name
@@ -520,7 +515,7 @@ def _reference(grid: Grid, named: str) -> tuple[str, str]:
     """Return the reference cell of a figure's percentages."""
     if not named and grid.delta in ("base", "none"):
         raise RecipeError(f"grid {grid.name}: figure.reference: expected BASE/ADDON, because delta names no cell")
-    base, _, addon = (named or grid.delta).partition("/")
+    base, addon = cell_of(named or grid.delta)
     if base not in grid.bases or addon not in grid.addons:
         cells = [f"{b}/{a}" for b in grid.bases for a in grid.addons]
         raise RecipeError(f"grid {grid.name}: figure.reference: no cell {named!r}.{nearest(named, cells)}")
@@ -530,11 +525,14 @@ def _reference(grid: Grid, named: str) -> tuple[str, str]:
 def _chosen(columns: Sequence[Column], tasks: Sequence[str] | None) -> list[Column]:
     """Return the columns of tasks, or of those named. Raises RecipeError for one that is not there."""
     known = [column for column in columns if column.task]
-    for task in tasks or ():
-        if task not in [column.task for column in known]:
-            names = [column.task for column in known]
-            raise RecipeError(f"figure.tasks: no task {task!r}.{nearest(task, names)}")
+    _refuse_absent(tasks, [column.task for column in known])
     return [column for column in known if tasks is None or column.task in tasks]
+
+
+def _refuse_absent(tasks: Sequence[str] | None, names: Sequence[str]) -> None:
+    for task in tasks or ():
+        if task not in names:
+            raise RecipeError(f"figure.tasks: no task {task!r}.{nearest(task, names)}")
 
 
 def _share(values: Values, base: Values, column: Column) -> float:

@@ -398,8 +398,9 @@ def features(
             step(f"{run.name}: features of {view.label}")
             x, _ = seen[view] = run.features(view, examples)
             if len(x) < 2:
-                least = f"expected at least two test examples, found {len(x)}"
-                raise StateError(f"{run.name}: domain {view.domain!r}: {least}")
+                raise StateError(
+                    f"{run.name}: domain {view.domain!r}: expected at least two test examples, found {len(x)}"
+                )
             values = singular_values(x)
             spectra.append(Spectrum(run.name, view, len(x), x.shape[1], values, effective_rank(values)))
         if run.feature_module is None:
