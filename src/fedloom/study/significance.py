@@ -269,7 +269,6 @@ def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> 
     both = {pair: {t: v for t, v in of.items() if t in directions and t in others[pair]} for pair, of in values.items()}
     if not both:
         return []
-    gains_of = client_gains(one, base, rows, seeds) if by_client else {}
     tests = []
     for row in rows:
         mine = {pair: of[row.task] for pair, of in both.items() if row.task in of}
@@ -282,9 +281,12 @@ def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> 
             if by_client:
                 alike = all(holders(one.runs[s], row.task) == holders(base.runs[s], row.task) for s in measured)
                 test = replace(test, same_holders=alike)
-            if each := gains_of.get(row):
-                better = fmean(sum(gain > 0 for gain in gains) / len(gains) for gains in each)
-                test = replace(test, better=better, worst=fmean(min(gains) for gains in each))
+                sign = -1 if row.direction == "min" else 1
+                gains = [[sign * (a - b) for a, b in _both(one, base, row, seed).values()] for seed in seeds]
+                each = [of for of in gains if of and all(map(math.isfinite, of))]
+                if any(len(set(of)) > 1 for of in each):  # else one number stands for all clients
+                    better = fmean(sum(gain > 0 for gain in of) / len(of) for of in each)
+                    test = replace(test, better=better, worst=fmean(map(min, each)))
             tests.append(test)
     excluded = results.excluded.get(data, ())
     counted = {pair: {task: v for task, v in of.items() if task not in excluded} for pair, of in both.items()}
@@ -453,20 +455,6 @@ def of_clients(one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequenc
         for at in (0, 1)
     )
     return mine, theirs
-
-
-def client_gains(
-    one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]
-) -> dict[TaskMetric, list[list[float]]]:
-    """Return task -> for each seed, the gains of the clients with both; no task whose gains are all the same."""
-    by_row: dict[TaskMetric, list[list[float]]] = defaultdict(list)
-    for seed in seeds:
-        for row in rows:
-            sign = -1 if row.direction == "min" else 1
-            gains = [sign * (value - other) for value, other in _both(one, base, row, seed).values()]
-            if gains and all(map(math.isfinite, gains)):
-                by_row[row].append(gains)
-    return {row: each for row, each in by_row.items() if any(len(set(gains)) > 1 for gains in each)}
 
 
 Blocks = Literal["seeds", "tasks"]
