@@ -295,7 +295,7 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         pair = [[side.values[seed].get(row.task, inf) for seed in seeds] for side in (alone, together)]
         verdict, text = _compared(pair[0], pair[1], row, together.ratio, unfit)
         gains += verdict == "yes"
-        lines.append(f"{row.task}: {_VERDICTS[verdict]}, {row.metric} {text}.")
+        lines.append(f"{row.task}: {_SAID[verdict][0]}, {row.metric} {text}.")
     tested = 0
     for site, clients in sites({seed: alone.runs[seed] for seed in seeds}).items():
         by_verdict: dict[str, list[str]] = {}
@@ -311,7 +311,9 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
             by_verdict.setdefault(verdict, []).append(
                 f"{row.task} ({row.metric} {text})" if verdict != "unknown" else row.task
             )
-        parts = [f"{_SITES[verdict]} {', '.join(by_verdict[verdict])}" for verdict in _SITES if verdict in by_verdict]
+        parts = [
+            f"{said} {', '.join(by_verdict[verdict])}" for verdict, (_, said) in _SAID.items() if verdict in by_verdict
+        ]
         if parts:
             lines.append(f"{'site ' * site.isdecimal()}{site} {'; '.join(parts)}.")
     lines.append(
@@ -334,20 +336,14 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
     return lines
 
 
-_VERDICTS = {
-    "yes": "yes, together is better",
-    "no, worse": "no, together is worse",
-    "no": f"no, together is not better by {SMALLEST:g} % or more",
-    "cannot tell": "cannot tell",
-    "unknown": "no number",
+_SAID = {
+    "yes": ("yes, together is better", "gains on"),
+    "no, worse": ("no, together is worse", "loses on"),
+    "no": (f"no, together is not better by {SMALLEST:g} % or more", "does not gain on"),
+    "cannot tell": ("cannot tell", "cannot tell on"),
+    "unknown": ("no number", "has no number on"),
 }
-_SITES = {
-    "yes": "gains on",
-    "no, worse": "loses on",
-    "no": "does not gain on",
-    "cannot tell": "cannot tell on",
-    "unknown": "has no number on",
-}
+"""Verdict -> what is said after a task, and what before the tasks of a site."""
 
 
 def _compared(

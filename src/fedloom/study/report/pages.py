@@ -158,10 +158,6 @@ def of_run(report: RunReport) -> str:
         figures |= dict(against_of(against, views[at]["end"]))
     judging = [s for s in report.scores if s.primary]
     sent = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in records.totals(report.run)]
-    events = [
-        (h.what, h.who, str(h.times), str(h.first) if h.first == h.last else f"{h.first} to {h.last}")
-        for h in records.happened(report.run)
-    ]
     return render(
         "run",
         report.title,
@@ -183,7 +179,7 @@ def of_run(report: RunReport) -> str:
             [*sent, ("all", "", *map(human_bytes, report.run.bytes_total().values()))] if sent else (),
             1,
         ),
-        events=table("events-table", ("what", "client", "times", "rounds"), events, 1),
+        events=table("events-table", ("what", "client", "times", "rounds"), records.happened(report.run), 1),
     )
 
 

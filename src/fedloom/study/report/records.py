@@ -19,6 +19,7 @@ import numpy as np
 from fedloom.core.errors import StateError
 from fedloom.core.lazy import need
 from fedloom.federation.runs.reader import Run, best_round, described, mean_of, number_of
+from fedloom.study.output import span
 
 Series = Mapping[int, float]
 """Round -> value."""
@@ -48,17 +49,6 @@ class Matrices:
     """The meaning of a mark."""
     graph: bool = False
     """True if rows are peers that choose the models they mix."""
-
-
-@dataclass(frozen=True)
-class Happening:
-    """Equal events of a run, counted."""
-
-    what: str
-    who: str
-    times: int
-    first: int
-    last: int
 
 
 def traffic(run: Run) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
@@ -154,8 +144,8 @@ def matrices(run: Run) -> tuple[Matrices, ...]:
     return tuple(result)
 
 
-def happened(run: Run) -> tuple[Happening, ...]:
-    """Return events, and safeguards that acted, counted by text and client; in the order in which they began."""
+def happened(run: Run) -> list[tuple[str, str, str, str]]:
+    """Return (text, client, how often, rounds) of events and safeguards that acted; those that began first on top."""
     rounds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for line in run.rounds:
         at = int(line["round"])
@@ -167,8 +157,8 @@ def happened(run: Run) -> tuple[Happening, ...]:
     for at, record in run.records("conflict-averse"):
         for safeguard in record.get("acted") or ():
             rounds[f"safeguard: {safeguard}", str(record["peer"])].append(at)
-    events = [Happening(what, who, len(at), min(at), max(at)) for (what, who), at in rounds.items()]
-    return tuple(sorted(events, key=lambda h: (h.first, h.what, h.who)))
+    ordered = sorted(rounds.items(), key=lambda item: (min(item[1]), *item[0]))
+    return [(what, who, str(len(at)), span(at)) for (what, who), at in ordered]
 
 
 def worst(values: Mapping[str, float], direction: str) -> tuple[str, float] | None:
