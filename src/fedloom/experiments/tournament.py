@@ -189,13 +189,9 @@ def _own(grid: Grid, name: str) -> Changes:
     return {key: value for key, value in changes.items() if key != "method"}
 
 
-REFERENCES = tuple(CHANGES)
-"""They stand in every table anyway, so they do not take part."""
-
-
 def all_methods() -> tuple[str, ...]:
-    """Return every registered method but the references."""
-    return tuple(entry.name for entry in METHODS if entry.name not in REFERENCES)
+    """Return every registered method but the references, which stand in every table anyway."""
+    return tuple(entry.name for entry in METHODS if entry.name not in CHANGES)
 
 
 def planned(
@@ -304,7 +300,7 @@ def _code(methods: Sequence[str]) -> list[str]:
 def named(method: str) -> list[Registered]:
     """Return the method and its add-ons of METHOD+ADDON. Raises RecipeError where there is none of that name."""
     name, *addons = method.split("+")
-    if name in REFERENCES:
+    if name in CHANGES:
         raise RecipeError(f"{name} is a reference in every table, so it does not take part: leave it out")
     for registry, given in ((METHODS, [name]), (ADDONS, addons)):
         for one in given:

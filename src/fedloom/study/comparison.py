@@ -82,10 +82,6 @@ class Comparison(HasTable):
         where = f"{self.results.split} split ({', '.join(data) or 'data not stated'})"
         return f"{where}, mean over the clients with the task{pooled}{seeds}."
 
-    def best(self, row: TaskMetric) -> set[str]:
-        """Return the labels of the best columns of a row, see `clear_best`."""
-        return clear_best({c.label: c.cells[row] for c in self.columns}, row.direction)
-
     def as_table(self, width: int = LETTERS) -> Table:
         """Return one column per run, or one line per run where columns would be too many or too wide."""
         upright = [("", *(c.label for c in self.columns)), *self._lines()]
@@ -120,7 +116,7 @@ class Comparison(HasTable):
         """Return one line per task, then the facts of each column."""
         lines = []
         for row in self.lines:
-            best = self.best(row)
+            best = clear_best({c.label: c.cells[row] for c in self.columns}, row.direction)
             texts = ((Best if c.label in best else str)(c.cells[row].of_metric(row.metric)) for c in self.columns)
             lines.append((f"{row}{' †' if row.task in self.excluded else ''}", *texts))
         if self.base is not None:

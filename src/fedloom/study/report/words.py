@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 from fedloom.study.results import SPOKEN
@@ -107,16 +107,15 @@ def axis(name: str, direction: str, unit: str = "") -> str:
 
 def ahead(rounds: int, base: str, changes: Mapping[str, float]) -> str:
     """Say how many clients improve on the baseline; `changes` is client -> percent, positive is better."""
-    known = sorted(v for v in changes.values() if not math.isnan(v))
+    known = [v for v in changes.values() if not math.isnan(v)]
     after = f"After {count(rounds, 'round')}"
     if not known:
         return f"{after} no client can be compared with {base}."
     gained = sum(v > NOTHING for v in known)
-    middle = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2
     who = f"{gained} of {count(len(known), 'client')} {'is' if gained == 1 else 'are'}"
     if gained in (0, len(known)):
         who = "no client is" if not gained else "every client is" if gained > 1 else "the only client is"
-    return f"{after} {who} better than with {base} (median {change(middle)})."
+    return f"{after} {who} better than with {base} (median {change(median(known))})."
 
 
 def beats(rounds: int, better: Mapping[str, bool]) -> str:
