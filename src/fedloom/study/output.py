@@ -211,8 +211,12 @@ def beside(several: Iterable[Box]) -> list[list[Box]]:
     return groups
 
 
-class HasRecords(ABC):
-    """The base class of results with full-precision records."""
+class HasTables(ABC):
+    """The base class of results that are tables for people; CSV and JSON have more digits."""
+
+    @abstractmethod
+    def tables(self) -> Sequence[Table]:
+        """Return the tables that people read."""
 
     @abstractmethod
     def records(self) -> Records:
@@ -225,14 +229,6 @@ class HasRecords(ABC):
     def to_json(self) -> str:
         """Return the numbers in full precision as JSON, a mapping for each line of the CSV file."""
         return json_text(self.records().rows())
-
-
-class HasTables(HasRecords):
-    """The base class of results that are tables for people; CSV and JSON have more digits."""
-
-    @abstractmethod
-    def tables(self) -> Sequence[Table]:
-        """Return the tables that people read."""
 
     def to_text(self) -> str:
         """Return the tables as aligned columns."""

@@ -18,7 +18,7 @@ from fedloom.study import charts
 from fedloom.study.agreement import DISTANCES, Agreement, Array, agreement, symmetrised
 from fedloom.study.charts import ONE_SIDED, Chart, plain, thinned
 from fedloom.study.grid import write
-from fedloom.study.output import HasRecords, Records, Table, json_text, span
+from fedloom.study.output import HasTables, Records, Table, json_text, span
 from fedloom.study.report import pages, words
 from fedloom.study.report.collect import Facts
 from fedloom.study.report.figures import SIDE, Figure, View
@@ -81,7 +81,7 @@ class _Stored(_Strict):
 
 
 @dataclass(frozen=True, eq=False)
-class Relatedness(HasRecords):
+class Relatedness(HasTables):
     """Matrices of one run. Rows and columns are `tasks`, in clustered order."""
 
     label: str
@@ -161,7 +161,7 @@ class Relatedness(HasRecords):
         shown = ranked if len(ranked) <= 2 * ENDS else ranked[:ENDS] + ranked[-ENDS:]
         return [at for _, at in shown]
 
-    def sheets(self) -> list[Table]:
+    def tables(self) -> list[Table]:
         """Return the symmetrised matrices (of few tasks), and the metrics' correlations."""
         tables = []
         for name, M in self.symmetrised.items() if len(self.tasks) <= _FEW else ():
@@ -176,7 +176,7 @@ class Relatedness(HasRecords):
 
     def to_text(self) -> str:
         """Return tables for a terminal, and the notes."""
-        lines = [sheet.to_text() for sheet in self.sheets()]
+        lines = [sheet.to_text() for sheet in self.tables()]
         if len(self.tasks) > _FEW:
             lines.insert(0, f"{self.label}: {len(self.tasks)} tasks: {', '.join(self.tasks)}\n")
         if self.notes:
