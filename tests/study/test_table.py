@@ -245,5 +245,5 @@ def test_what_was_lost_is_said_and_a_run_in_vain_has_no_verdict(tmp_path):
     for notes in (tabulate(grid, folder).notes, contrasts(results).notes, ranked(results).notes):
         assert said in notes
     assert {test.verdict.in_words() for test in contrasts(results).tests} == {"cannot tell (nothing learned: B +DEA)"}
-    of_page = {method.label: method.reason for method in methods_of(grid, results)[0]}
-    assert of_page == {"B": "", "B +DEA": "nothing learned: B +DEA"}
+    of_page = {method.label: method.verdict and method.verdict.reason for method in methods_of(grid, results)[0]}
+    assert of_page == {"B": None, "B +DEA": "nothing learned: B +DEA"}
