@@ -99,8 +99,9 @@ def test_clients_that_are_sometimes_away_number_groups_apart_too() -> None:
     method_of(load_recipe("method=ifca", "training.participation=0.5"))
 
 
-def test_vectors_of_tasks_equal_the_servers(quick: Quick) -> None:
-    changes = (*SHORT, "method=matu", "method.weights=uniform", "model={name: resnet10, width: 4, norm: group}")
+@pytest.mark.parametrize("name", ["matu", "separate"])
+def test_vectors_of_tasks_equal_the_servers(name: str, quick: Quick) -> None:
+    changes = (*SHORT, f"method={name}", "method.weights=uniform", "model={name: resnet10, width: 4, norm: group}")
     server, _, _ = load(quick(*changes).folder, "state", lambda head: head["round"])
     run = quick(*changes, "peers={weights: {kind: uniform}}")
     for peer in run.run.info["clients"]:

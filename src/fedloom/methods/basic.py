@@ -50,7 +50,8 @@ def separate() -> m.Method:
 
     What sharing between tasks adds is what other methods gain over this one. A client with k tasks trains k models one
     after another, each from its task's model on the examples of that task, and sends k updates; theta_t+ is the
-    weighted mean of the trained models of task t, running statistics included. Peers are refused.
+    weighted mean of the trained models of task t, running statistics included. At peers it runs where
+    `weights.kind` is `size` or `uniform` and `scope` is `full`.
     """
     from fedloom.methods.method import EachTask
 
