@@ -29,6 +29,10 @@ def test_python_runs(code: str) -> None:
     assert out.getvalue()
 
 
+def test_the_first_screen_links_the_page_that_says_which_method_to_use() -> None:
+    assert "(docs/which-method.md)" in PAGES["README.md"].partition("```console\n")[0]
+
+
 def test_the_first_screen_has_the_two_commands_that_do_all_the_set_up() -> None:
     """tests/test_newcomer.py types them; here, that no other command stands before them, and that they exist."""
     above, _, rest = PAGES["README.md"].partition("```console\n")

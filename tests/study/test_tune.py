@@ -103,6 +103,17 @@ def test_numbers_of_the_method_are_tried_at_the_best_rate() -> None:
         assert {json.loads(name).get(f"method.{parameter}") for name in scores} == {None, *tried}
 
 
+@pytest.mark.parametrize(("optimizer", "steps"), [("adam", {0.03, 0.0033}), ("momentum", {3.0, 0.33})])
+def test_the_step_of_an_optimiser_at_the_server_is_tuned_where_nothing_sets_it(
+    optimizer: str, steps: set[float]
+) -> None:
+    search = search_of(trial_of(f"method={{name: fedopt, optimizer: {optimizer}}}"), 12)
+    assert next(iter(search.numbers)) == "method.step"
+    own = load("benchmarks/digits").training.optimizer.lr
+    tried = spent(search, lambda trial: -abs(math.log10(trial.get(RATE, own) / own)))
+    assert {json.loads(name).get("method.step") for name in tried} == {None, *steps}
+
+
 def test_rates_that_diverge_are_followed_by_smaller_ones() -> None:
     scores = spent(Search(1.0, {}, 8), lambda trial: -math.inf if trial.get(RATE, 1.0) > 0.005 else 1.0)
     assert key({RATE: 0.0032}) in scores

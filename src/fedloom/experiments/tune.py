@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import Field
 
 from fedloom.core.errors import RecipeError, StateError, nearest
+from fedloom.core.server import ServerRule
 from fedloom.core.settings.section import Count, Problems, Section, value_at
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
@@ -29,6 +30,7 @@ from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner
 from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import changed, load, texts
 from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.build import build_method
 from fedloom.methods import ADDONS, METHODS
 from fedloom.study.grid import Changes, Grid, cells, load_grid, names, parts_of, recipes, write
 from fedloom.study.output import Records
@@ -198,13 +200,24 @@ def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str,
         if registry.problem(name):
             continue
         held = section if where == "method" else section["add"][name]
+        rule = server_rule(of({})) if where == "method" else None
         for field, info in registry[name].params.model_fields.items():
             value = held.get(field, info.default)
+            if value is None:  # the method's own choice, such as the step of fedopt
+                value = getattr(rule, field, None)
             if isinstance(value, int | float) and not isinstance(value, bool) and value:
                 numbers[f"{where}.{field}"] = value
     first = {name: value for name, value in list(numbers.items())[:NUMBERS] if value_at(stated, name) is None}
     still = section["name"] == "constant"
     return Search(None if still else plain["training"]["optimizer"].get("lr"), first, 1 if still else trials, is_valid)
+
+
+def server_rule(recipe: Recipe) -> ServerRule | None:
+    """Return what the recipe's server does with the result of a round; None if the library refuses the method."""
+    try:
+        return build_method(recipe.method).server
+    except RecipeError:
+        return None
 
 
 @dataclass(frozen=True)
