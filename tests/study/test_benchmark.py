@@ -11,10 +11,11 @@ import pytest
 
 import fedloom
 from fedloom.errors import StateError
+from fedloom.experiments.tune import tuning_seeds
 from fedloom.federation.runs.reader import Run
 from fedloom.study.claims import sensitivities, sensitivity
 from fedloom.study.comparison import compare
-from fedloom.study.grid import Cell, load_grid, recipes
+from fedloom.study.grid import Cell, load_grid, names, recipes
 from fedloom.study.results import SeedLine, Seeds, at_constant, falling, losses, uneven
 from grid_support import CONSTANT_ROW, WORSE, benchmark, paper_grid
 from tests_support import load_recipe
@@ -167,6 +168,12 @@ def test_a_comparison_marks_them_too(tmp_path: Path) -> None:
     (delta,) = [column.delta for column in found.columns if column.delta is not None]
     assert delta.mean == pytest.approx(100 * sum(told) / len(told)) if told else math.isnan(delta.mean)
     assert compare([runs["local"].folder]).excluded == ()
+
+
+def test_packaged_benchmarks_are_judged_by_seeds_that_no_method_is_tuned_with() -> None:
+    seeds = {name: load_grid(name).seeds for name in names() if name.startswith("benchmarks/")}
+    assert len(seeds) > 8
+    assert {name for name, of in seeds.items() if len(of) < 3 or {*of} & {*tuning_seeds(3)}} == set()
 
 
 def test_grids_have_references_unless_they_are_drawn() -> None:
