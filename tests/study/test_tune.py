@@ -243,6 +243,11 @@ def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Pat
     times = [path.stat().st_mtime_ns for path in trained]
     again = CliRunner().invoke(app, command)
     assert again.output == result.output
+    numbers = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert {row["method"]: row["settings"] for row in numbers} == {
+        cell.base: tuned.tuned.get("benchmark", {}).get(f"{cell.base}/{cell.addon}", {}) for cell in recipes(tuned)
+    }
+    assert all(isinstance(row["validation"], float | int) for row in numbers)
     assert sorted((out / "trials").rglob("run.json")) == trained
     assert any("training.optimizer.lr=0.03" in path.parts[-4] for path in trained)
     # named by its settings, so that a search with more seeds, which may go another way, finds what ran before

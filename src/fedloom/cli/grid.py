@@ -127,17 +127,21 @@ def tune(
     if not curves:
         raise UserError("\n".join(said.values()))
     write(folder, {FILE: to_yaml(tuned.model_dump(mode="json"))})
-    rows = [
-        {"data": data, "method": curve.label.removesuffix("/-"), "settings": described(curve.best),
-         "validation": f"{curve.scores[curve.key]:+.1f} %", "trials": len(curve.scores),
+    found = [
+        {"data": data, "method": curve.label.removesuffix("/-"), "settings": dict(curve.best),
+         "validation": curve.scores[curve.key], "trials": len(curve.scores),
          "rate": "at the end of those tried" if curve.at_edge else "inside"}
         for data, curve in curves
     ]  # fmt: skip
+    rows = [
+        {**row, "settings": described(curve.best), "validation": f"{curve.scores[curve.key]:+.1f} %"}
+        for row, (_, curve) in zip(found, curves, strict=True)
+    ]
     last = (f"validation: change against the recipe's own settings; all trials: {folder / 'curves.csv'}",
             f"run it: fedloom grid {folder / FILE}")  # fmt: skip
     for text in said.values():
         typer.echo(text, err=True)
-    shared.answer([*rows, *({"left out": name, "reason": str(error)} for name, error in left_out.items())],
+    shared.answer([*found, *({"left out": name, "reason": str(error)} for name, error in left_out.items())],
                   as_json, shared.table_of(rows), *last)  # fmt: skip
     if failed:
         raise typer.Exit(1)
