@@ -116,4 +116,6 @@ def test_data_without_a_folder_is_not_checked(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["data", "check", "arrays", "--root", str(tmp_path)])
     assert isinstance(done.exception, UserError)
     assert "it checks" in str(done.exception)
+    done = CliRunner().invoke(app, ["data", "check", "cars", "--root", str(tmp_path)])
+    assert "'cars' is a set of class-folders. The address of Stanford Cars no longer answers" in str(done.exception)
     assert "class-folders" in str(done.exception)

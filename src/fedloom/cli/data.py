@@ -221,7 +221,10 @@ def check(
 ) -> None:
     """Check counts, sizes and labels of a data set of files; exit code 2 where a run could not use it."""
     from fedloom.data import DATASETS, folders
+    from fedloom.data.class_folders import GONE
 
+    if name in GONE:
+        raise UserError(f"data check: {name!r} is a set of class-folders{GONE[name]}")
     checked = [each for each in DATASETS.entries if "root" in DATASETS[each].params.model_fields]
     if name in DATASETS.entries and name not in checked:
         raise UserError(

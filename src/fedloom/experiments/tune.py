@@ -23,7 +23,7 @@ from pydantic import Field
 
 from fedloom.core.errors import RecipeError, StateError, nearest
 from fedloom.core.server import ServerRule
-from fedloom.core.settings.section import Count, Problems, Section, value_at
+from fedloom.core.settings.section import Count, Fixed, Problems, Section, value_at
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
 from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner
@@ -202,6 +202,8 @@ def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str,
         held = section if where == "method" else section["add"][name]
         rule = server_rule(of({})) if where == "method" else None
         for field, info in registry[name].params.model_fields.items():
+            if any(isinstance(each, Fixed) for each in info.metadata):
+                continue
             value = held.get(field, info.default)
             if value is None:  # the method's own choice, such as the step of fedopt
                 value = getattr(rule, field, None)
@@ -302,7 +304,9 @@ def tune(
             return scores_of(grid, folder, [trial for trial in proposed if key(trial) not in unfit])
 
     search = search_of(of, budget.trials, stated)
-    runner.tell(f"{label}: up to {search.trials} settings, each with seed {', '.join(map(str, budget.seeds))}")
+    apart = last.get("partition.val_fraction")
+    share = "" if apart is None else f"; {apart:.0%} of each client's examples validate, because the recipe has none"
+    runner.tell(f"{label}: up to {search.trials} settings, each with seed {', '.join(map(str, budget.seeds))}{share}")
     curve = search.curve(label, ran)
     if not curve.is_known:
         raise UnlearnedError(

@@ -204,6 +204,14 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 
 
+class Fixed:
+    """The mark of a number of a method that says how much a client trains, or on what: tuning leaves it alone."""
+
+
+FixedCount = Annotated[Count, Fixed()]
+FixedNatural = Annotated[Natural, Fixed()]
+
+
 class Section(BaseModel):
     """A recipe section: unknown keys are errors, values do not change once read."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fedloom import training
-from fedloom.core.settings.section import Count, Natural, NonNegative, Positive, parameters
+from fedloom.core.settings.section import FixedCount, Natural, NonNegative, Positive, parameters
 from fedloom.methods import registry as m
 
 
@@ -46,8 +46,8 @@ def condistfl(rule: training.ConditionalDistillation) -> m.Method:
 
 @parameters("fedloom.methods.distill.rules:Digest")
 class DigestSettings:
-    digest_epochs: Count = 1
-    digest_batch_size: Count = 32
+    digest_epochs: FixedCount = 1
+    digest_batch_size: FixedCount = 32
     distance: Literal["l1", "mse"] = "l1"
 
 
@@ -56,7 +56,7 @@ class DigestSettings:
     source="FedMD: Li, Wang, 2019 (arXiv 1910.03581)",
     order=("public", "digest_epochs", "digest_batch_size", "distance"),
 )
-def fedmd(*, public: Count = 100, rule: training.Digest) -> m.Method:
+def fedmd(*, public: FixedCount = 100, rule: training.Digest) -> m.Method:
     r"""Share predictions on a public set in place of parameters, so that clients' models may differ.
 
     Each round a client first digests: it trains towards the consensus, for `digest_epochs` passes over the public

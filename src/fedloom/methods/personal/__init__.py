@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedloom import stages, training
-from fedloom.core.settings.section import Count, Natural, NonNegative, Positive, parameters
+from fedloom.core.settings.section import Count, FixedNatural, NonNegative, Positive, parameters
 from fedloom.methods import registry as m
 
 
@@ -187,7 +187,7 @@ def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> m.Method:
 
 
 @m.METHODS.register("fedbabu", source="Oh, Kim, Yun, ICLR 2022")
-def fedbabu(*, tune: Natural = 5) -> m.Method:
+def fedbabu(*, tune: FixedNatural = 5) -> m.Method:
     """Keep the heads at their common initialisation; train and average the encoder.
 
     A client's model is measured after `tune` epochs of training the whole model on the client's data; the tuned model
