@@ -26,7 +26,7 @@ from fedloom.data.dataset import Batch, Examples, Rng
 from fedloom.models.tasks.task import Task
 from fedloom.training import flat
 from fedloom.training.config import Training
-from fedloom.training.rules import LocalRule, Phase, View, check_places, ends
+from fedloom.training.rules import ABSENT, LocalRule, Phase, View, check_places, ends
 
 _NOTHING = contextlib.nullcontext()
 T = TypeVar("T")
@@ -135,9 +135,9 @@ class Additions:
     phases: tuple[Phase, ...] = ()
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     received: Tensor | None = None
-    validate: Callable[[], float] | None = None
-    losses: Callable[[], Tensor] | None = None
-    labels: Callable[[], Iterable[Mapping[str, Tensor]]] | None = None
+    validate: Callable[[], float] = ABSENT
+    losses: Callable[[], Tensor] = ABSENT
+    labels: Callable[[], Iterable[Mapping[str, Tensor]]] = ABSENT
 
 
 def batches(
@@ -287,7 +287,7 @@ class _Applied:
             module=model.module,
             buffers=model.buffers,
             received=received,
-            features=flat.FeatureRecorder(model) if any(rule.features for rule in self.rules) else None,
+            features=flat.FeatureRecorder(model) if any(rule.features for rule in self.rules) else ABSENT,
             validate=added.validate,
             losses=added.losses,
             labels=added.labels,

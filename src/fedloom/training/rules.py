@@ -21,6 +21,9 @@ from fedloom.models.tasks.task import Task
 from fedloom.training.config import Optimizer
 from fedloom.training.flat import FeatureRecorder
 
+ABSENT: Any = None
+"""The value of a part that a view lacks, which a rule that does not ask for it, or is `stackable`, never reads."""
+
 
 @dataclass
 class View:
@@ -64,17 +67,17 @@ class View:
     step: int = 0
     optimizer: Optimizer = Optimizer()
     tasks: tuple[str, ...] = ()
-    outputs: Mapping[str, Tensor] | None = None
-    targets: Mapping[str, Tensor] | None = None
+    outputs: Mapping[str, Tensor] = ABSENT
+    targets: Mapping[str, Tensor] = ABSENT
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
-    module: nn.Module | None = None
-    buffers: Tensor | None = None
-    received: Tensor | None = None
-    features: FeatureRecorder | None = None
-    under: Callable[[Tensor], Mapping[str, Tensor]] | None = None
-    validate: Callable[[], float] | None = None
-    losses: Callable[[], Tensor] | None = None
-    labels: Callable[[], Iterable[Mapping[str, Tensor]]] | None = None
+    module: nn.Module = ABSENT
+    buffers: Tensor = ABSENT
+    received: Tensor = ABSENT
+    features: FeatureRecorder = ABSENT
+    under: Callable[[Tensor], Mapping[str, Tensor]] = ABSENT
+    validate: Callable[[], float] = ABSENT
+    losses: Callable[[], Tensor] = ABSENT
+    labels: Callable[[], Iterable[Mapping[str, Tensor]]] = ABSENT
     chosen: Tensor | None = None
 
 
@@ -214,8 +217,6 @@ class LabelMeans(LocalRule):
         return 0
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        assert view.module is not None
-        assert view.labels is not None
         view.params.copy_(view.base)
         heads = {name: head for name, head in view.module.heads.items() if isinstance(head, ConstantHead)}  # type: ignore[union-attr, operator]
         if not state.get("known"):

@@ -306,7 +306,6 @@ class SoftClusters(Identity):
 
 def cluster_losses(view: View, count: int) -> Tensor:
     """Return loss of each training example under each broadcast model (count x n); `view.params` stays as it was."""
-    assert view.losses is not None
     own = view.params.clone()
     losses = []
     for j in range(count):

@@ -346,11 +346,9 @@ class ValidationLosses(LocalRule):
     provides = frozenset({"extra:loss_received", "extra:loss_trained"})
 
     def begin(self, view: View, state: State) -> State:
-        assert view.validate is not None
         return {"received": view.validate()}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        assert view.validate is not None
         return {}, {"loss_received": state["received"], "loss_trained": view.validate()}
 
 

@@ -28,11 +28,6 @@ class ConditionalDistillation(ConditionalDistillationSettings, LocalRule):
     def penalty(self, view: View, state: State) -> Tensor | None:
         if self.lam == 0:
             return None
-        assert view.module is not None
-        assert view.under is not None
-        assert view.received is not None
-        assert view.outputs is not None
-        assert view.targets is not None
         terms: list[Tensor] = []
         taught = None
         for each in view.module.tasks:  # type: ignore[union-attr]
@@ -97,7 +92,6 @@ class Digest(DigestSettings, LocalRule):
     """
 
     def begin(self, view: View, state: State) -> State:
-        assert view.module is not None
         module, x = view.module, view.module.public
         known = {task: module.public_outputs[task].detach().clone() for task in view.tasks}  # type: ignore[index]
         known = {task: consensus for task, consensus in known.items() if bool(consensus.any())}
@@ -116,7 +110,6 @@ class Digest(DigestSettings, LocalRule):
         return state
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        assert view.module is not None
         module, x = view.module, view.module.public
         assert isinstance(x, Tensor)
         module.eval()

@@ -310,9 +310,6 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
     def penalty(self, view: View, state: State) -> Tensor | None:
         if self.lambda1 == 0 and self.lambda2 == 0:
             return None
-        assert view.module is not None
-        assert view.outputs is not None
-        assert view.targets is not None
         total: Tensor | None = None
         attached = view.module.encoder.attached  # type: ignore[union-attr]
         for module in attached.values():  # type: ignore[operator]

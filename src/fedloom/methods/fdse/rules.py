@@ -94,7 +94,6 @@ class Consistency(ConsistencySettings, LocalRule):
     """
 
     def begin(self, view: View, state: State) -> State:
-        assert view.module is not None
         norms = [layer.norm for layer in erased_layers(view.module)]
         if self.lam == 0 or not all(norm.num_batches_tracked for norm in norms):
             return {}
@@ -104,7 +103,6 @@ class Consistency(ConsistencySettings, LocalRule):
     def penalty(self, view: View, state: State) -> Tensor | None:
         if not state:
             return None
-        assert view.module is not None
         batch = [layer.seen for layer in erased_layers(view.module) if layer.seen is not None]
         if self.form == "release":
             means = [mean for mean, _ in batch]

@@ -121,7 +121,6 @@ class MergeFactors(LocalRule):
         return {"factors": [x.detach().clone() for x in _factors(view)]}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        assert view.module is not None
         with torch.no_grad():
             for layer in adapted_layers(view.module):
                 layer.base_layer.weight += layer.get_delta_weight("default")
@@ -161,5 +160,4 @@ class OwnRank(LocalRule):
 
 
 def _factors(view: View) -> list[nn.Parameter]:
-    assert view.module is not None
     return [x for layer in adapted_layers(view.module) for x in factors(layer)]

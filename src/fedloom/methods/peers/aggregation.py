@@ -269,7 +269,6 @@ class Plateau(PlateauSettings, LocalRule):
         return {"best": math.inf, "waited": 0, "scale": 1.0}
 
     def begin(self, view: View, state: State) -> State:
-        assert view.validate is not None
         loss, best = view.validate(), float(state["best"])
         better = loss < best * (1 - self.min_delta)
         waited, scale = 0 if better else int(state["waited"]) + 1, float(state["scale"])

@@ -45,9 +45,6 @@ class Labelled:
 
 def classified(view: View) -> Iterator[Labelled]:
     """Return the batch's tasks with one class per example."""
-    assert view.module is not None
-    assert view.outputs is not None
-    assert view.targets is not None
     heads: nn.ModuleDict = view.module.heads  # type: ignore[assignment]
     for number, (task, head) in enumerate(heads.items()):
         labels = view.targets.get(task)
@@ -57,7 +54,6 @@ def classified(view: View) -> Iterator[Labelled]:
 
 def features_now(view: View) -> Tensor:
     """Return encoder features of the batch (B x F), with a gradient."""
-    assert view.features is not None
     return view.features.now.to(view.params.dtype)
 
 
@@ -104,7 +100,6 @@ class CollectPrototypes(LocalRule):
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         batches = state.pop("batches")
         if self.last_epoch and batches and "examples" not in state:
-            assert view.losses is not None
             state["examples"] = len(view.losses())
             keep_last(batches, state["examples"])
         prototypes = self._merged(batches)
@@ -275,7 +270,6 @@ class RelaxedContrast(LocalRule):
     features = True
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        assert view.module is not None
         levels = [features_now(view)]
         for tap in view.module.encoder.levels:  # type: ignore[union-attr]
             if tap.seen is not None:
@@ -304,13 +298,10 @@ class ModelContrast(ModelContrastSettings, LocalRule):
     def penalty(self, view: View, state: State) -> Tensor | None:
         if self.mu == 0 or "previous" not in state:
             return None
-        assert view.features is not None
-        assert view.received is not None
         z = view.features.now
         to_global = cosine_similarity(z, view.features.under(view.received))
         to_previous = cosine_similarity(z, view.features.under(state["previous"]))
         return self.mu * softplus((to_previous - to_global) / self.temperature).mean()
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        assert view.buffers is not None
         return {"previous": torch.cat([view.params, view.buffers])}, {}
