@@ -316,8 +316,8 @@ class Unified(Codec):
 
 
 @dataclass(frozen=True, eq=False)
-class Folded:
-    """Rows of several senders as `Unified` packed them; fulfils `Rows`. Senders are in the order of their rows."""
+class Folded(Rows):
+    """Rows of several senders as `Unified` packed them. Senders are in the order of their rows."""
 
     parts: tuple[tuple[Packed, Updates], ...]
 
@@ -333,7 +333,6 @@ class Folded:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """K, d."""
         return len(self.rows), self.layout.d
 
     @property
@@ -344,7 +343,6 @@ class Folded:
         return ends
 
     def dense(self) -> Tensor:
-        """Return the matrix (K x d)."""
         X = torch.zeros(self.shape, dtype=self.parts[0][0]["vector"].dtype)
         for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
             Unified().unpack(packed, like.replace(X=X[a:b]))
@@ -364,7 +362,6 @@ class Folded:
         return by_sender
 
     def keep(self, index: Sequence[int]) -> Folded:
-        """Return some of the rows."""
         kept: list[tuple[Packed, Updates]] = []
         for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
             mine = [i - a for i in index if a <= i < b]

@@ -63,7 +63,7 @@ def _repr(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Untrusted):
     """A number from `low` to `high` that is finite as float32; `whole`: without a fraction."""
 
     low: float = -_LARGEST
@@ -71,7 +71,6 @@ class Number:
     whole: bool = False
 
     def read(self, value: Any, sender: Sender) -> Any:
-        """Return the value as it is used, or raise ValueError."""
         kind = isinstance(value, int | float) and not isinstance(value, bool)
         if not (kind and self.low <= value <= self.high and (not self.whole or value == math.floor(value))):
             raise ValueError(
@@ -81,35 +80,32 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Untrusted):
     """A printable text of at most `most` characters."""
 
     most: int = 200
 
     def read(self, value: Any, sender: Sender) -> str:
-        """Return the value as it is used, or raise ValueError."""
         if not (isinstance(value, str) and len(value) <= self.most and value.isprintable()):
             raise ValueError(f"expected a printable text of at most {self.most} characters, {_but(value)}")
         return value
 
 
 @dataclass(frozen=True)
-class Scalar:
+class Scalar(Untrusted):
     """A number or a text: what an extra is if no stage says more."""
 
     def read(self, value: Any, sender: Sender) -> Any:
-        """Return the value as it is used, or raise ValueError."""
         return Text().read(value, sender) if isinstance(value, str) else Number().read(value, sender)
 
 
 @dataclass(frozen=True)
-class Exactly:
+class Exactly(Untrusted):
     """One value that is known beforehand."""
 
     value: Any
 
     def read(self, value: Any, sender: Sender) -> Any:
-        """Return the value as it is used, or raise ValueError."""
         numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, self.value))
         if not (numbers or type(value) is type(self.value)) or value != self.value:
             raise ValueError(f"expected {shown(self.value)}, {_but(value)}")
@@ -117,20 +113,19 @@ class Exactly:
 
 
 @dataclass(frozen=True)
-class OneOf:
+class OneOf(Untrusted):
     """One of a few values."""
 
     values: tuple[Any, ...]
 
     def read(self, value: Any, sender: Sender) -> Any:
-        """Return the value as it is used, or raise ValueError."""
         if not any(type(value) is type(one) and value == one for one in self.values):
             raise ValueError(f"expected {' or '.join(map(shown, self.values))}, {_but(value)}")
         return value
 
 
 @dataclass(frozen=True)
-class Array:
+class Array(Untrusted):
     """A tensor of `shape` (numbers, or names of sizes; see `Sender`) and, once it is cast, of `dtype`.
 
     Its kind, floating-point, integer or bool, is that of `dtype`; with `exact` so is its dtype. Its values are finite,
@@ -144,7 +139,6 @@ class Array:
     exact: bool = False
 
     def read(self, value: Any, sender: Sender) -> Tensor:
-        """Return the value as it is used, or raise ValueError."""
         if not isinstance(value, Tensor) or not self._fits(value, sender):
             shape = tuple(sender.sizes.get(n, n) if isinstance(n, str) else n for n in self.shape)
             raise ValueError(f"expected shape {shape} of {self.dtype}, {_but(value)}")
@@ -173,26 +167,24 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Each:
+class Each(Untrusted):
     """A list of as many values, each of its own kind."""
 
     values: tuple[Untrusted, ...]
 
     def read(self, value: Any, sender: Sender) -> list[Any]:
-        """Return the value as it is used, or raise ValueError."""
         if not (isinstance(value, list) and len(value) == len(self.values)):
             raise ValueError(f"expected a list of {len(self.values)}, {_but(value)}")
         return [kind.read(one, sender) for kind, one in zip(self.values, value, strict=True)]
 
 
 @dataclass(frozen=True)
-class Named:
+class Named(Untrusted):
     """A mapping with exactly these names, each with its own value."""
 
     fields: Mapping[str, Untrusted]
 
     def read(self, value: Any, sender: Sender) -> dict[str, Any]:
-        """Return the value as it is used, or raise ValueError."""
         names = ", ".join(self.fields) or "nothing"
         if not isinstance(value, Mapping):
             raise ValueError(f"expected {names}, {_but(value)}")
@@ -210,11 +202,10 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(Untrusted):
     """None."""
 
     def read(self, value: Any, sender: Sender) -> None:
-        """Return the value as it is used, or raise ValueError."""
         if value is not None:
             raise ValueError(f"expected nothing, {_but(value)}")
 

@@ -154,14 +154,13 @@ class Zeros:
 
 
 @dataclass(frozen=True, eq=False)
-class RowList:
-    """Separate rows, each a vector (d); fulfils `Rows`."""
+class RowList(Rows):
+    """Separate rows, each a vector (d)."""
 
     vectors: tuple[Tensor, ...]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """K, d."""
         return len(self.vectors), len(self.vectors[0])
 
     def dense(self) -> Tensor:
@@ -169,11 +168,9 @@ class RowList:
         return torch.stack(self.vectors)
 
     def keep(self, index: Sequence[int]) -> RowList:
-        """Return some of the rows."""
         return RowList(tuple(self.vectors[i] for i in index))
 
     def norms(self) -> Tensor:
-        """Return the rows' norms (K)."""
         return torch.cat([row_norms(x[None]) for x in self.vectors])
 
 
@@ -182,8 +179,8 @@ class RowsNeededError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Summed:
-    """Rows that were added up as they came, each times its share, and not kept; fulfils `Distributed`.
+class Summed(Distributed):
+    """Rows that were added up as they came, each times its share, and not kept.
 
     layout   which column is which
     total    in a list, from which `summed` takes it: sum_k (share_k / unit) X_k (d), over the rows of finite norm
@@ -206,12 +203,10 @@ class Summed:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """K, d."""
         return len(self.shares), self.layout.d
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the values."""
         return self.looked.dtype
 
     def dense(self) -> Tensor:
@@ -230,7 +225,6 @@ class Summed:
         return replace(self, shares=self.shares[index], sizes=self.sizes[index], looked=self.looked[index])
 
     def norms(self) -> Tensor:
-        """Return the rows' norms (K)."""
         return self.sizes
 
     def take(self, index: Tensor) -> Tensor:
@@ -456,8 +450,8 @@ class Updates:
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
-    """Rows in parts, each some of the columns with a mixing of its own; fulfils `Rows`."""
+class Beside(Rows):
+    """Rows in parts, each some of the columns with a mixing of its own."""
 
     layout: Layout
     parts: tuple[tuple[Layout, Updates], ...]
@@ -465,11 +459,9 @@ class Beside:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """K, d."""
         return len(self.parts[0][1]), self.layout.d
 
     def dense(self) -> Tensor:
-        """Return the matrix (K x d)."""
         X = self.parts[0][1].empty(self.shape[0]).new_empty(self.shape)
         for part, rows in self.parts:
             spans = self.layout.spans(part)
@@ -505,11 +497,9 @@ class Beside:
         return X
 
     def keep(self, index: Sequence[int]) -> Beside:
-        """Return some of the rows."""
         return Beside(self.layout, tuple((part, rows.keep(index)) for part, rows in self.parts))
 
     def norms(self) -> Tensor:
-        """Return the rows' norms (K)."""
         return row_norms(self.dense())
 
 

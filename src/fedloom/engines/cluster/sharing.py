@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.core.context import Row, State
 from fedloom.core.layout import Layout
-from fedloom.core.updates import Spread, Updates, row_norms, spread
+from fedloom.core.updates import Distributed, Spread, Updates, row_norms, spread
 from fedloom.engines.cluster.comm import Comm, offsets, shares
 from fedloom.engines.cluster.member import Member
 from fedloom.federation.rounds.built import Built
@@ -100,8 +100,8 @@ class Columns(Spread):
 
 
 @dataclass(eq=False)
-class DistributedRows:
-    """Rows that lie whole where their clients are; any process may get some of their columns. Fulfils `Distributed`.
+class DistributedRows(Distributed):
+    """Rows that lie whole where their clients are; any process may get some of their columns.
 
     own     the rows of this process (their number x all columns of the blocks)
     places  the process of every row of the round; `own` has this process's rows in the same order
@@ -120,7 +120,6 @@ class DistributedRows:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the values."""
         return self.own.dtype
 
     @property
