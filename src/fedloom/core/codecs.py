@@ -72,7 +72,7 @@ def by_block(like: Updates, itemsize: int, sent: Tensor | None = None) -> ByteCo
     if like.present is None and sent is None:
         return {key: len(like) * size * itemsize for key, size in like.layout.sizes.items() if size}
     bytes_: ByteCount = {}
-    have = torch.ones(len(like), len(like.layout.blocks)).bool() if like.present is None else like.present
+    have = like.has
     rows = have.sum(0).tolist()
     for there, count, block, s in zip(have.T, rows, like.layout.blocks, like.layout.slices, strict=True):
         if total := count * block.size if sent is None else int(sent[there, s].sum()):
@@ -240,8 +240,7 @@ class Cropped(Codec):
 
 def _pieces(like: Updates) -> list[tuple[int, Block]]:
     """Yield (row, block) for all blocks that the rows have."""
-    have = None if like.present is None else like.present.tolist()
-    return [(k, b) for k in range(len(like)) for i, b in enumerate(like.layout.blocks) if have is None or have[k][i]]
+    return [(k, block) for k in range(len(like)) for block in like.part(k).blocks]
 
 
 def _sides(block: Block) -> tuple[int, int]:

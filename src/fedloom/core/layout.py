@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -231,6 +231,10 @@ class Layout:
     def without(self, other: Layout) -> Layout:
         """Return the blocks that are not in `other`."""
         return Layout(tuple(b for b in self.blocks if b.name not in other._position)) if other.blocks else self
+
+    def having(self, have: Sequence[bool]) -> Layout:
+        """Return the blocks of which `have`, one value for each block, is true."""
+        return self if all(have) else Layout(tuple(b for b, there in zip(self.blocks, have, strict=True) if there))
 
     def trained(self, tasks: Iterable[str]) -> Layout:
         """Return the parameters that receive a gradient when these tasks are trained: shared ones and their own."""

@@ -306,6 +306,20 @@ class Updates:
         """The rows (K x d)."""
         return self.data if self.mixing is None else self.mixing.to(self.data) @ self.data
 
+    @property
+    def has(self) -> Tensor:
+        """The blocks that each row has (K x blocks, bool): `present`, filled in where every row has all."""
+        return torch.ones(len(self), len(self.layout.blocks)).bool() if self.present is None else self.present
+
+    def part(self, row: int) -> Layout:
+        """Return the blocks that a row has."""
+        return self.layout if self.present is None else self.layout.having(self.present[row].tolist())
+
+    @property
+    def start(self) -> Tensor:
+        """The model that each row starts from (K x d): `base`, filled in where that is zeros."""
+        return torch.zeros_like(self.X) if self.base is None else self.base
+
     def vectors(self) -> Iterator[Tensor]:
         """Yield the rows, each a vector (d). Rows that are not computed yet are computed without X and not stored."""
         if "X" in vars(self) or (self.mixing is None and isinstance(self.given, Tensor)):

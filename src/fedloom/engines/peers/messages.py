@@ -335,9 +335,10 @@ def statistics(context: PeerContext, message: PeerMessage, own: Tensor | None) -
     if told is None or own is None:
         return own if told is None else told
     have = acquainted(context, [message]).presence(every, [(message.sender, None)])
-    there = [True] * len(every.blocks) if have is None else have[0].tolist()
-    lacked = Layout(tuple(block for block, known in zip(every.blocks, there, strict=True) if not known))
-    return every.put(told.clone(), lacked, every.take(own, lacked)) if lacked.blocks else told
+    if have is None:
+        return told
+    lacked = every.having((~have[0]).tolist())
+    return every.put(told.clone(), lacked, every.take(own, lacked))
 
 
 def _labelled(context: PeerContext) -> dict[str, float]:

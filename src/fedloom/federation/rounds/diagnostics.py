@@ -155,7 +155,7 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
         return value
     sizes = [len(columns_here().at(updates.layout, group.columns)) for group in groups]
     sums = _together(_sums(X, outputs, sizes, shown, peer))
-    have = torch.ones(k, len(updates.layout.blocks)).bool() if updates.present is None else updates.present.cpu()
+    have = updates.has.cpu()
     # in a task's own parts only the task's rows count
     own = [[group.task is None or task in (None, group.task) for _, task in updates.rows] for group in groups]
     members = torch.stack([have[:, list(group.blocks)].any(1) for group in groups])

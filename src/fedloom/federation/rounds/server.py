@@ -350,8 +350,7 @@ def apply_update(
 
 def _resting(shared: Layout, present: Tensor) -> tuple[Columns, ...]:
     """Return the columns that no row has."""
-    absent = (~present.any(0)).tolist()
-    return shared.spans(Layout(tuple(b for b, gone in zip(shared.blocks, absent, strict=True) if gone)))
+    return shared.spans(shared.having((~present.any(0)).tolist()))
 
 
 def _counted(state: State, received: Sequence[Payload]) -> State:

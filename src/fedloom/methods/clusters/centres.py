@@ -156,7 +156,7 @@ class ChosenClusters(Aggregation):
             some = len(updates) > 0  # else nobody says where all start from
             models = first_models(updates, out.X[0], self.count, self.first, self.noise, ctx) if some else []
             return out, {"models": models, "members": {}, "stages": [inner] * self.count}
-        base = torch.zeros_like(updates.X) if updates.base is None else updates.base
+        base = updates.start
         clients = [client for client, _ in updates.rows]
         # one that says that it had no models, -1, counts to the first; one that names no cluster counts to none
         chosen = [max(int(j), 0) for j in updates.extra["cluster"]] if clients else []
@@ -224,7 +224,7 @@ class MergedModels(Aggregation):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if not len(updates):
             return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
-        base = torch.zeros_like(updates.X) if updates.base is None else updates.base
+        base = updates.start
         if not state["models"]:
             out, inner = self.stage(updates, state["stages"][0], ctx)
             first = first_models(updates, out.X[0], self.count, self.first, self.noise, ctx)
@@ -291,7 +291,7 @@ class SoftClusters(Identity):
         if not state["models"]:
             mean = weighted_mean(updates.replace(coef=None))
             return updates, {"models": first_models(updates, mean, self.count, self.first, self.noise, ctx)}
-        X, base = updates.X, torch.zeros_like(updates.X) if updates.base is None else updates.base
+        X, base = updates.X, updates.start
         models = []
         for j, model in enumerate(state["models"]):
             share = torch.tensor([float(u) for u in updates.extra[f"share{j}"]], dtype=torch.float64)

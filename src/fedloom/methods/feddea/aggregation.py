@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State, row_key
-from fedloom.core.layout import Layout
+from fedloom.core.layout import Columns, Layout
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
 from fedloom.methods.feddea import ActivatedDimensionsSettings, HealSettings, TopMagnitudeSettings
@@ -107,17 +107,11 @@ class TopMagnitude(TopMagnitudeSettings, Stage):
             out.mul_(1 / self.rho)
         return updates.replace(X=out), state
 
-    def _pieces(self, updates: Updates, k: int) -> list[list[slice]]:
-        """Return groups of column slices among which one choice is made."""
-        layout = updates.layout
-        if updates.present is None:
-            slices = list(layout.slices) if self.per_block else [slice(0, layout.d)]
-        else:
-            slices = [s for s, here in zip(layout.slices, updates.present[k].tolist(), strict=True) if here]
-        slices = [s for s in slices if s.stop > s.start]
-        if self.per_block:
-            return [[s] for s in slices]
-        return [slices] if slices else []
+    def _pieces(self, updates: Updates, k: int) -> list[tuple[Columns, ...]]:
+        """Return groups of columns among which one choice is made."""
+        layout, here = updates.layout, updates.part(k)
+        groups = [(layout.slice(name),) for name in here.names] if self.per_block else [layout.spans(here)]
+        return [spans for spans in groups if any(s.stop > s.start for s in spans)]
 
     def _mask(self, x: Tensor, rng: torch.Generator | None) -> Tensor:
         """Return True for the coordinates to keep: exactly max(1, floor(rho d)) of them."""
@@ -131,7 +125,8 @@ class TopMagnitude(TopMagnitudeSettings, Stage):
 
 
 KIND = "activated-dimensions"
-_COLUMNS = 1 << 18  # columns at a time; counts up to 2^24 are exact in float32
+_COLUMNS = 1 << 18
+"""So many columns at a time: counts up to 2^24 are exact in float32, and no K x d intermediate stands beside a mask."""
 
 
 @dataclass(frozen=True)
@@ -206,10 +201,7 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
         active = torch.zeros(len(X), part.d, dtype=torch.bool, device=X.device)
         positions = updates.layout.positions(part)
         for i, x in enumerate(X):
-            here = part
-            if updates.present is not None:
-                have = updates.present[i, positions].tolist()
-                here = Layout(tuple(b for b, p in zip(part.blocks, have, strict=True) if p))
+            here = part if updates.present is None else part.having(updates.present[i, positions].tolist())
             if not here.blocks:
                 continue
             x = updates.layout.take(x, here)
@@ -240,7 +232,6 @@ def _turned(columns: list[list[int]], rows: int) -> list[list[int]]:
     return [[column[i] for column in columns] for i in range(rows)]
 
 
-_COLUMNS = 1 << 18  # columns at a time, so that no K x d intermediate is made beside the mask
 _MOST = torch.iinfo(torch.int16).max
 
 
@@ -322,13 +313,5 @@ def _needed(rounds: int, tau: float) -> int:
 
 def _columns(updates: Updates, i: int) -> list[slice]:
     """Return the columns that row i has, in pieces of at most _COLUMNS."""
-    layout = updates.layout
-    if updates.present is None:
-        spans = [slice(0, layout.d)]
-    else:
-        here = [s for s, p in zip(layout.slices, updates.present[i].tolist(), strict=True) if p]
-        spans = []
-        for s in here:
-            start = spans.pop().start if spans and spans[-1].stop == s.start else s.start
-            spans.append(slice(start, s.stop))
+    spans = updates.layout.spans(updates.part(i))
     return [slice(a, b) for s in spans for a, b in pairwise([*range(s.start, s.stop, _COLUMNS), s.stop])]

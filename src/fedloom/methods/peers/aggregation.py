@@ -89,8 +89,7 @@ class AtPeer(Stage):
             # if the others lack a block, the peer's own training must not be lost
             some = seen.weight > 0
             some[mine[0]] = False
-            have = torch.ones(len(seen), len(seen.layout.blocks)).bool() if seen.present is None else seen.present
-            for s, there in zip(seen.layout.slices, have[some].any(0).tolist(), strict=True):
+            for s, there in zip(seen.layout.slices, seen.has[some].any(0).tolist(), strict=True):
                 if not there:
                     x[s] = updates.X[mine[0], s]
         return updates.reduced(x), state
@@ -102,8 +101,7 @@ class AtPeer(Stage):
 
     def _within(self, updates: Updates) -> Tensor:
         """Return the presence (K x blocks): others' rows only have what is in scope."""
-        names = updates.layout.names
-        have = torch.ones(len(updates), len(names)).bool() if updates.present is None else updates.present.clone()
+        names, have = updates.layout.names, updates.has.clone()
         inside = torch.tensor([name in (self.scope or ()) for name in names])
         for i, (client, _) in enumerate(updates.rows):
             if client != self.own and client not in self.whole:
@@ -138,9 +136,7 @@ class ConflictAverseMix(Stage):
         if len(targets) != 1:
             raise ValueError(f"{self!r}: expected one peer as the target, found {targets}")
         own = targets[0][0]
-        blocks = updates.layout.blocks
-        common = [True] * len(blocks) if updates.present is None else updates.present.all(0).tolist()
-        part = Layout(tuple(b for b, there in zip(blocks, common, strict=True) if there))
+        part = updates.layout.having(updates.has.all(0).tolist())
         X = updates.layout.take(updates.X, part)
         rows = {client: x for (client, _), x in zip(updates.rows, X, strict=True)}
         if own not in rows or not part.blocks:
