@@ -306,11 +306,7 @@ class Unified(Codec):
     def count(self, packed: Packed, like: Updates) -> ByteCount:
         common, own = _by_owner(like.layout)
         size = packed["vector"].element_size()
-        bytes_: ByteCount = {}
-        for block in common.blocks:
-            key = (block.role, block.task)
-            bytes_[key] = bytes_.get(key, 0) + block.size * size
-        bytes_ |= by_block(like.select(own), size)
+        bytes_ = {key: columns * size for key, columns in common.sizes.items()} | by_block(like.select(own), size)
         return {**bytes_, ("codec", None): packed["masks"].nbytes + packed["scales"].nbytes}
 
 
