@@ -25,7 +25,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.rounds.messages import Message, Payload, blank, nothing, rows_of
-from fedloom.federation.runs.checkpoint import join_tree
+from fedloom.federation.runs.checkpoint import join_tree, tensors_in
 from fedloom.federation.runs.reader import described
 from fedloom.models.tasks.task import Task
 from fedloom.training.flat import integer_buffers
@@ -172,15 +172,8 @@ def _read_model(built: Built, context: PeerContext, peer_message: PeerMessage, t
         like = blank(part, context.federation, ((context.client.id, None),), torch.zeros(1, 1).expand(1, part.d))
         read["start"] = Raw().read({"values": start}, like)["values"]
     received = {id(t) for t in peer_message.tensors.values()}
-    if any(id(t) not in received for t in _tensors(read)):  # it was cast
+    if any(id(t) not in received for t in tensors_in(read)):  # it was cast
         raise ValueError("payload: expected the dtypes of the model")
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return [t for one in inside for t in _tensors(one)]
 
 
 _BESIDE = 1 << 20  # most bytes of one extra of one row

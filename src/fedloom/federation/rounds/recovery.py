@@ -32,6 +32,7 @@ from fedloom.core.context import Ctx, Row, State
 from fedloom.core.stage import Stage, every
 from fedloom.core.updates import Updates, columns_here, row_norms
 from fedloom.federation.rounds.messages import Payload
+from fedloom.federation.runs.checkpoint import tensors_in
 
 GROWTH, UPDATES, BLAMED, FAR = 10.0, 1e3, 1e2, 1e6
 REMEMBERED, TRIES = 10, 3
@@ -192,7 +193,8 @@ def _wrong(new: State, before: State, known: float) -> str | None:
     buffers = new.get("task_buffers") or new["buffers"]
     trees = {"the state of stages": new["stage"], "the memory of the server rule": memory, "buffers": buffers}
     for what, tree in ((what, tree) for what, tree in trees.items() if tree is not None and len(tree)):
-        largest = max(map(_size, _tensors(tree)), key=lambda size: (math.isnan(size), size), default=0.0)
+        sizes = (_size(x) for x in tensors_in(tree) if x.is_floating_point())
+        largest = max(sizes, key=lambda size: (math.isnan(size), size), default=0.0)
         if not math.isfinite(largest):
             return f"{what} would have nan or inf"
         if tree is memory and largest > FAR * max(start, known, 1.0):
@@ -229,16 +231,6 @@ def _beside(updates: Updates, received: Sequence[Payload]) -> Iterator[tuple[str
 
 def _size(x: Tensor) -> float:
     return float(row_norms(x.reshape(1, -1)))
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of real numbers in a tree."""
-    if isinstance(tree, Tensor):
-        if tree.is_floating_point():
-            yield tree
-    elif isinstance(tree, Mapping | list | tuple):
-        for value in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from _tensors(value)
 
 
 def _at(ctx: Ctx, row: Row | None = None) -> dict[str, str]:

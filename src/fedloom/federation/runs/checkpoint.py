@@ -86,6 +86,15 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return tree
 
 
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a tree."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping | list | tuple):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from tensors_in(value)
+
+
 def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     """Write a checkpoint atomically; the one before it is kept as NAME.prev.* until the next save.
 
