@@ -61,8 +61,6 @@ class Cluster(Engine):
         if recipe.peers is not None and recipe.peers.mode == "asynchronous":
             raise RecipeError("peers.mode: asynchronous peers need runtime.engine=process")
         if cluster.rank() is not None:
-            from fedloom.engines.cluster.launch import join
-
             return join(folder, recipe if fresh else None, progress)
         if fresh:
             built = build(recipe)
