@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedloom import Ctx, Method
 from fedloom.core.context import Log
 from fedloom.data.dataset import TensorExamples
-from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Common, Part
 from fedloom.federation.rounds.messages import rows_of
 from fedloom.federation.rounds.server import dispatch, server_init, server_step
 from fedloom.models.tasks.task import Metric, Task
@@ -113,6 +113,10 @@ class Quadratics:
         self.round = 0
 
     @property
+    def common(self) -> Common:
+        return Common(self.method, self.model.layout, self.federation)
+
+    @property
     def optimum(self) -> Tensor:
         """Of the uniform mean of the F_k."""
         return (self.h * self.b).sum(0) / self.h.sum(0)
@@ -135,9 +139,9 @@ class Quadratics:
             here = sorted(self.names if members is None else members[i])
             if not here:
                 continue
-            rows, every = (rows_of(self.method, self.federation, names) for names in (here, self.names))
+            rows, every = (rows_of(self.common, names) for names in (here, self.names))
             ctx = Ctx(self.round, 0, rows, len(every), log=log, held=self.federation.held)
-            messages = dispatch(self.method, self.model.layout, self.federation, self.server, here)
+            messages = dispatch(self.common, self.server, here)
             payloads = []
             for name in reversed(here) if reverse else here:
                 client, state = self.federation.clients[name], self.clients.get(name, {})
@@ -145,7 +149,7 @@ class Quadratics:
                     self.method, self.model, self.federation, client, messages[name], state, ctx, self.training[name]
                 )
                 payloads.append(type(payload)(**{**vars(payload), "n": self.n[name]}))
-            self.server = server_step(self.method, self.model.layout, self.federation, payloads, self.server, ctx)
+            self.server = server_step(self.common, payloads, self.server, ctx)
         return self.point
 
     def fixed_point(self) -> float:
@@ -213,6 +217,6 @@ class TaskQuadratics(Quadratics):
         name = f"heads.{task}"
         if name not in shared.names:
             return torch.zeros(0)
-        vector = dispatch(self.method, self.model.layout, self.federation, self.server, [client])[client].vector
+        vector = dispatch(self.common, self.server, [client])[client].vector
         vector = self.server["personal"].get(client, self.point) if vector is None else vector
         return vector[shared.slice(name)]

@@ -125,5 +125,5 @@ def client_step(
     """One client's part of a round: (payload, result, new state)."""
     from fedloom.federation.rounds.client import part_of
 
-    part = part_of(method)(method, model, federation, client, ctx, client.settings(training))
+    part = part_of(method)(method, model.layout, federation, model, client, ctx, client.settings(training))
     return part.step(received, state)

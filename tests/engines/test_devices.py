@@ -64,7 +64,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_training_without_memory_names_the_batch_size_to_try(full: None, changes: list[str], message: str) -> None:
     built = build(load_recipe(*changes))
     worker, state = Worker(built.setup), initial_state(built)["server"]
-    messages = dispatch(built.method, built.layout, built.federation, state, built.federation.clients)
+    messages = dispatch(built, state, built.federation.clients)
     jobs = [TrainJob(name, 1, message, {}) for name, message in messages.items()]
     with pytest.raises(UserError, match=r"^(client '.*'|\d stacked clients), round 1: memory ran out with " + message):
         next(worker.train_stacked(jobs)) if "training.stacked=true" in changes else worker.train(jobs[0])

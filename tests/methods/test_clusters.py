@@ -904,9 +904,9 @@ def test_fedbone_is_marked_as_emulated() -> None:
 
 def test_the_first_message_tells_nothing_and_later_ones_all_models() -> None:
     run = Quadratics(methods.ifca(clusters=3), **OPPOSITE)
-    assert not dispatch(run.method, run.model.layout, run.federation, run.server, ["c00"])["c00"].broadcast
+    assert not dispatch(run.common, run.server, ["c00"])["c00"].broadcast
     run.go(1)
-    message = dispatch(run.method, run.model.layout, run.federation, run.server, ["c00"])["c00"]
+    message = dispatch(run.common, run.server, ["c00"])["c00"]
     assert set(message.broadcast) == {"cluster0", "cluster1", "cluster2"}
     payload, _, _ = client_step(
         run.method, run.model, run.federation, run.federation.clients["c00"], message, {}, Ctx(2), run.training["c00"]

@@ -22,7 +22,7 @@ from fedloom.core.stage import Traits
 from fedloom.core.updates import Updates
 from fedloom.errors import RecipeError
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Common, Part
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.server import dispatch, server_init, server_step
 from fedloom.methods import ADDONS, METHODS
@@ -147,6 +147,10 @@ class Sent:
         self.federation = BuiltFederation(tuple(tasks.values()), members, unified=False)
         self.server = server_init(self.method, layout, torch.ones(layout.d, dtype=torch.float64), {})
 
+    @property
+    def common(self) -> Common:
+        return Common(self.method, self.layout, self.federation)
+
     def row(self, client: str, round_: int, purpose: str) -> Tensor:
         present = self.federation.presence(self.layout, [(client, None)])
         assert present is not None
@@ -178,13 +182,13 @@ class Sent:
                 rows = tuple((name, None) for name in here)
                 ctx = Ctx(round_, self.seed, rows, len(self.clients), held=self.federation.held)
                 payloads = [self.payload(name, round_) for name in here]
-                self.server = server_step(self.method, self.layout, self.federation, payloads, self.server, ctx)
+                self.server = server_step(self.common, payloads, self.server, ctx)
             found += [self.sees(client, task) for client in clients]
         return found
 
     def sees(self, client: str, task: str) -> Tensor:
         """The blocks of a task as the client gets them, and what is broadcast to it of them."""
-        message = dispatch(self.method, self.layout, self.federation, self.server, [client])[client]
+        message = dispatch(self.common, self.server, [client])[client]
         assert message.vector is not None
         wide = self.method.stage.broadcast(self.server["stage"], [client], self.server["personal"])[client]
         vectors = [message.vector, *(v for _, v in sorted(wide.items()) if v.shape == message.vector.shape)]

@@ -154,7 +154,7 @@ def test_each_client_trains_and_sends_its_own_rank(quick: Quick) -> None:
     model = FlatModel.copy_of(built.module)
     start = model.params.clone()
     server, clients = initial_state(built)["server"], sorted(built.federation.clients)
-    messages = dispatch(method, built.layout, built.federation, server, clients)
+    messages = dispatch(built, server, clients)
     names = [name.removesuffix(".base_layer.weight") for name in layout.names if name.endswith("base_layer.weight")]
     ctx, sent, sizes, sums = Ctx(1, targets=tuple((c, None) for c in clients)), [], {}, dict.fromkeys(names, 0.0)
     total = sum(len(client.train) for client in built.federation.clients.values())
@@ -162,8 +162,8 @@ def test_each_client_trains_and_sends_its_own_rank(quick: Quick) -> None:
         client = built.federation.clients[name]
         payload, _, _ = client_step(method, model, built.federation, client, messages[name], {}, ctx, recipe.training)
         sent.append(payload)
-        sizes[name] = count_bytes(method, built.layout, built.federation, payload.row[0], payload)
-        X, _ = unpacked(method, layout, built.federation, payload.rows, payload.packed)
+        sizes[name] = count_bytes(built, payload.row[0], payload)
+        X, _ = unpacked(built, payload.rows, payload.packed)
         for layer in names:
             W, A, B = (
                 (start[s] + X[0, s]).view(layout.blocks[layout.names.index(n)].shape).double().numpy()
@@ -173,7 +173,7 @@ def test_each_client_trains_and_sends_its_own_rank(quick: Quick) -> None:
             assert np.linalg.matrix_rank(B @ A) == RANKS.get(name, 2)
             assert np.array_equal(W.ravel(), start[layout.slice(f"{layer}.base_layer.weight")].double().numpy())
             sums[layer] = sums[layer] + payload.n / total * 1.5 * B @ A
-    after = server_step(method, built.layout, built.federation, sent, server, ctx)["model"]
+    after = server_step(built, sent, server, ctx)["model"]
     for layer in names:
         s = layout.slice(f"{layer}.base_layer.weight")
         np.testing.assert_allclose((after[s] - start[s]).numpy(), sums[layer].ravel(), atol=1e-6)

@@ -35,8 +35,8 @@ def rounds(built: Built, count: int, forget: bool = False) -> State:
     model = FlatModel(copy.deepcopy(built.module), built.layout)
     clients, memory = sorted(federation.clients), {}
     for number in range(1, count + 1):
-        ctx = Ctx(number, 0, rows_of(method, federation, clients), len(clients))
-        messages = dispatch(method, built.layout, federation, state, clients)
+        ctx = Ctx(number, 0, rows_of(built, clients), len(clients))
+        messages = dispatch(built, state, clients)
         payloads = []
         for name in clients:
             own = {} if forget else memory.get(name, {})
@@ -44,7 +44,7 @@ def rounds(built: Built, count: int, forget: bool = False) -> State:
                 method, model, federation, federation.clients[name], messages[name], own, ctx, built.recipe.training
             )
             payloads.append(payload)
-        state = server_step(method, built.layout, federation, payloads, state, ctx)
+        state = server_step(built, payloads, state, ctx)
     return state
 
 
@@ -95,11 +95,11 @@ def test_an_absent_task_keeps_its_vector_and_gives_nothing() -> None:
     method, federation = built.method, built.federation
     client = min(federation.clients.values(), key=lambda c: len(c.tasks))
     assert len(client.tasks) < 4
-    message = dispatch(method, built.layout, federation, state, [client.id])[client.id]
-    ctx = Ctx(2, 0, rows_of(method, federation, [client.id]), 5)
+    message = dispatch(built, state, [client.id])[client.id]
+    ctx = Ctx(2, 0, rows_of(built, [client.id]), 5)
     model = FlatModel(copy.deepcopy(built.module), built.layout)
     payload, _, _ = client_step(method, model, federation, client, message, {}, ctx, built.recipe.training)
-    after = server_step(method, built.layout, federation, [payload], state, ctx)
+    after = server_step(built, [payload], state, ctx)
     for task, vector in state["tasks"].items():
         assert torch.equal(after["tasks"][task], vector) == (task not in client.tasks)
 
@@ -108,9 +108,7 @@ def test_what_a_client_starts_from_is_what_came_over_the_wire() -> None:
     """The personal model is measured after unification, the global one before: they differ for several tasks only."""
     built = build(load_recipe("method=matu", "partition={name: task-dirichlet, clients: 4, alpha_tasks: 0}"))
     state = rounds(built, 1)
-    for name, message in dispatch(
-        built.method, built.layout, built.federation, state, built.federation.clients
-    ).items():
+    for name, message in dispatch(built, state, built.federation.clients).items():
         (task,) = built.federation.clients[name].tasks
         assert message.tasks == (task,)
         common = built.layout.parameters.take(state["tasks"][task], built.layout.parameters.common)
@@ -332,8 +330,8 @@ def test_a_client_all_of_whose_tasks_diverged_says_so_and_keeps_nothing() -> Non
     built = build(load_recipe("method=matu", MANY, "training.optimizer.lr=1e38"))
     method, federation, state = built.method, built.federation, initial_state(built)["server"]
     name = min(federation.clients)
-    ctx = Ctx(1, 0, rows_of(method, federation, [name]), 1)
-    message = dispatch(method, built.layout, federation, state, [name])[name]
+    ctx = Ctx(1, 0, rows_of(built, [name]), 1)
+    message = dispatch(built, state, [name])[name]
     model = FlatModel(copy.deepcopy(built.module), built.layout)
     payload, result, memory = client_step(
         method, model, federation, federation.clients[name], message, {}, ctx, built.recipe.training

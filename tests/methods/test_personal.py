@@ -40,7 +40,7 @@ def one_turn(*changes: str, client: str, **parts: Any) -> tuple[Any, Any, Any, A
     built = build(recipe)
     method = replace(built.method, **parts)
     model = FlatModel(copy.deepcopy(built.module), built.layout)
-    message = dispatch(method, built.layout, built.federation, initial_state(built)["server"], [client])[client]
+    message = dispatch(replace(built, method=method), initial_state(built)["server"], [client])[client]
     before = model.vector.clone()
     payload, _, state = client_step(
         method,
@@ -88,7 +88,7 @@ def test_a_frozen_encoder_keeps_its_statistics() -> None:
     built = build(recipe)
     only = replace(built.method, local=built.method.phases[:1])
     model = FlatModel(copy.deepcopy(built.module), built.layout)
-    message = dispatch(only, built.layout, built.federation, initial_state(built)["server"], ["all-0"])["all-0"]
+    message = dispatch(replace(built, method=only), initial_state(built)["server"], ["all-0"])["all-0"]
     before = model.vector.clone()
     client_step(
         only, model, built.federation, built.federation.clients["all-0"], message, {}, fedloom.Ctx(1), recipe.training

@@ -52,9 +52,7 @@ def test_a_client_moves_its_own_decoder_and_no_other_by_one_bit() -> None:
     built = build(recipe("training.optimizer.weight_decay=0.5"))
     model = FlatModel.copy_of(built.module)
     client = built.federation.clients["depth-0"]
-    message = dispatch(built.method, built.layout, built.federation, initial_state(built)["server"], [client.id])[
-        client.id
-    ]
+    message = dispatch(built, initial_state(built)["server"], [client.id])[client.id]
     client_step(built.method, model, built.federation, client, message, {}, fedloom.Ctx(1), built.recipe.training)
     moved = {b.task for b, s in zip(model.layout.blocks, model.layout.slices, strict=True)
              if not torch.equal(model.vector[s], model.initial[s])}  # fmt: skip
@@ -70,7 +68,7 @@ def test_a_task_of_weight_zero_is_never_computed(monkeypatch: pytest.MonkeyPatch
     for name, decoder in built.module.decoders.items():
         decoder.register_forward_hook(lambda *args, name=name: called.append(name))
     model = FlatModel(built.module, built.layout)
-    message = dispatch(built.method, built.layout, built.federation, initial_state(built)["server"], ["c00"])["c00"]
+    message = dispatch(built, initial_state(built)["server"], ["c00"])["c00"]
     args = (built.federation, client, message, {}, fedloom.Ctx(1), built.recipe.training)
     client_step(built.method, model, *args)
     assert set(called) == {"semseg"}

@@ -109,7 +109,7 @@ def test_who_knows_all_sends_last_and_knows_rows_of_its_own_tasks_only(codec: An
         "attack.clients=[digit-0, holes-1]",
     )  # fmt: skip
     built = build(recipe)
-    method, shared = replace(built.method, codec=codec), built.method.shared_part(built.layout)
+    built, shared = replace(built, method=replace(built.method, codec=codec)), built.shared
     sent: dict[str, torch.Tensor] = {}
     payloads = []
     for i, name in enumerate(built.federation.clients):
@@ -120,10 +120,10 @@ def test_who_knows_all_sends_last_and_knows_rows_of_its_own_tasks_only(codec: An
         sent[name] = like.X[0]
         payloads.append(Payload((name, None), 10.0, codec.pack(like)))
     memory: dict[str, Any] = {}
-    came = list(conspired(built.attacks, method, shared, built.federation, payloads, memory, lambda *_: None))
+    came = list(conspired(built, built.attacks, payloads, memory, lambda *_: None))
     assert [p.row[0] for p in came[-2:]] == ["digit-0", "holes-1"]
     rows = [(name, None) for name in built.federation.clients]
-    updates, _ = collect(method, built.layout, built.federation, came, rows)
+    updates, _ = collect(built, came, rows)
     found = {name: x for (name, _), x in zip(updates.rows, updates.X, strict=True)}
     for task, liar, others in (("digit", "digit-0", "12"), ("holes", "holes-1", "02")):
         torch.testing.assert_close(found[liar], -torch.stack([sent[f"{task}-{i}"] for i in others]).mean(0))
@@ -134,22 +134,14 @@ def conspiring(*changes: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.
     """Return what clients made and what arrives, by client, of rows of random numbers; and what was logged."""
     recipe = load_recipe("partition={name: one-task, clients_per_task: 7}", *changes)
     built = build(recipe)
-    method, shared, logged = built.method, built.method.shared_part(built.layout), list[Any]()
+    method, shared, logged = built.method, built.shared, list[Any]()
     draw, made, payloads = torch.Generator().manual_seed(0), dict[str, torch.Tensor](), []
     for name in built.federation.clients:
         made[name] = torch.randn(shared.d, generator=draw)
         like = blank(shared, built.federation, ((name, None),), made[name][None])
         payloads.append(Payload((name, None), 10.0, method.codec.pack(like)))
-    came = conspired(
-        built.attacks,
-        method,
-        shared,
-        built.federation,
-        payloads,
-        {},
-        lambda event, about: logged.append((event, about)),
-    )
-    arrived = {p.row[0]: unpacked(method, shared, built.federation, p.rows, p.packed)[0][0] for p in came}
+    came = conspired(built, built.attacks, payloads, {}, lambda event, about: logged.append((event, about)))
+    arrived = {p.row[0]: unpacked(built, p.rows, p.packed)[0][0] for p in came}
     return made, arrived, logged
 
 
@@ -214,20 +206,20 @@ def test_claims_that_the_method_does_not_believe() -> None:
         ({"weights": "declared", "max_examples": 50}, 50.0),
     ):
         method = replace(built.method, **given)
-        assert clip_counts(method, built.federation, Payload(("digit-0", None), 1e6)).n == expected
+        assert clip_counts(replace(built, method=method), Payload(("digit-0", None), 1e6)).n == expected
     by_task = Payload(("all-0", None), 1e6, tasks={"digit": 1e6, "holes": 3.0})
-    some = clip_counts(replace(built.method, max_examples=50), built.federation, by_task)
+    some = clip_counts(replace(built, method=replace(built.method, max_examples=50)), by_task)
     assert (some.n, dict(some.tasks)) == (50, {"digit": 50.0, "holes": 3.0})
 
 
 def weights_of(built: Any, **given: Any) -> Updates:
     """The matrix of a round in which one client claims a million examples."""
-    method, shared = replace(built.method, **given), built.method.shared_part(built.layout)
+    built, shared = replace(built, method=replace(built.method, **given)), built.shared
     zeros = torch.zeros(1, shared.d)
     rows = [(name, None) for name in built.federation.clients]
     n = {name: 1e6 if name == "digit-0" else float(len(c.train)) for name, c in built.federation.clients.items()}
     payloads = [Payload(row, n[row[0]], Raw().pack(blank(shared, built.federation, (row,), zeros))) for row in rows]
-    return collect(method, built.layout, built.federation, payloads, rows)[0]
+    return collect(built, payloads, rows)[0]
 
 
 def test_one_client_does_not_own_the_mean_by_what_it_claims() -> None:

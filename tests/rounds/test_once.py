@@ -60,9 +60,7 @@ def test_a_model_is_loaded_once_until_another_takes_its_place(monkeypatch: pytes
     assert len(jobs) > 2
     assert len(loaded) == 1
     (name,) = list(built.federation.clients)[:1]
-    worker.train(
-        TrainJob(name, 1, dispatch(built.method, built.layout, built.federation, state["server"], [name])[name], {})
-    )
+    worker.train(TrainJob(name, 1, dispatch(built, state["server"], [name])[name], {}))
     assert [job.on(worker) for job in jobs] == before
     assert len(loaded) == 2
 
@@ -70,7 +68,7 @@ def test_a_model_is_loaded_once_until_another_takes_its_place(monkeypatch: pytes
 def test_bytes_are_counted_once_for_what_is_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(load_recipe("model.heads=own", "method=fedavg", "partition.clients_per_task=2"))
     now, names = Round(built, 1, Progress()), list(built.federation.clients)
-    messages = dispatch(built.method, built.layout, built.federation, initial_state(built)["server"], names)
+    messages = dispatch(built, initial_state(built)["server"], names)
     jobs = [TrainJob(name, 1, messages[name], {}) for name in names]
     counted, real = [], round_.count_bytes
     monkeypatch.setattr(round_, "count_bytes", lambda *what: counted.append(what[-1]) or real(*what))
@@ -79,8 +77,8 @@ def test_bytes_are_counted_once_for_what_is_alike(monkeypatch: pytest.MonkeyPatc
     assert len(counted) == 2 * len(kinds) < 2 * len(names)
     for payload in payloads:
         client = payload.row[0]
-        assert now.ledger.up[client] == real(*built.parts, client, payload)
-        assert now.ledger.down[client] == real(*built.parts, client, messages[client])
+        assert now.ledger.up[client] == real(built, client, payload)
+        assert now.ledger.down[client] == real(built, client, messages[client])
 
 
 def test_the_form_of_a_payload_has_all_that_its_bytes_depend_on() -> None:
@@ -112,7 +110,7 @@ def test_clients_with_the_same_tasks_are_sent_the_same_packed_vectors() -> None:
     built = many()
     state = initial_state(built)["server"]
     state = {**state, "tasks": {task.name: torch.randn_like(state["model"]) for task in built.federation.tasks}}
-    messages = dispatch(built.method, built.layout, built.federation, state, built.federation.clients)
+    messages = dispatch(built, state, built.federation.clients)
     kinds = {(*client.tasks,) for client in built.federation.clients.values()}
     assert len(kinds) < len(messages)
     assert len({id(message) for message in messages.values()}) == len(kinds)
@@ -122,7 +120,7 @@ def test_clients_with_the_same_tasks_are_sent_the_same_packed_vectors() -> None:
 def test_a_client_starts_from_the_vector_that_was_sent_where_that_is_all(method: str, whole: bool) -> None:
     built = build(load_recipe(f"method={method}"))
     worker, (name, *_) = Worker(built.setup), built.federation.clients
-    message = dispatch(built.method, built.layout, built.federation, initial_state(built)["server"], [name])[name]
+    message = dispatch(built, initial_state(built)["server"], [name])[name]
     assert message.vector is not None
     sent = message.vector.clone()
     assert (workers.load(built.method, worker.model, message, {}) is message.vector) == whole
@@ -132,9 +130,9 @@ def test_a_client_starts_from_the_vector_that_was_sent_where_that_is_all(method:
 
 def test_a_payload_is_let_go_of_before_the_next_client_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(load_recipe())
-    method, names = built.method, list(built.federation.clients)
+    names = list(built.federation.clients)
     now, state = Round(built, 1, Progress()), initial_state(built)["server"]
-    messages = dispatch(method, built.layout, built.federation, state, names)
+    messages = dispatch(built, state, names)
     held, real = list[weakref.ref[Tensor]](), Worker.train
 
     def watched(self: Worker, *what: Any, **options: Any) -> TrainDone:
@@ -145,6 +143,6 @@ def test_a_payload_is_let_go_of_before_the_next_client_trains(monkeypatch: pytes
 
     monkeypatch.setattr(Worker, "train", watched)
     place, jobs = executor(built.setup, ["cpu"], 2, adaptive=True), [TrainJob(n, 1, messages[n], {}) for n in names]
-    rows = rows_of(method, built.federation, names)
-    collect(method, built.layout, built.federation, now.payloads(place, jobs, messages), rows)
+    rows = rows_of(built, names)
+    collect(built, now.payloads(place, jobs, messages), rows)
     assert len(held) == len(names) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from fedloom.engines.api import plan
 from fedloom.errors import DataError, UserError
 from fedloom.federation.recipes import load
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.federation import BuiltFederation, Part, cohort
+from fedloom.federation.rounds.federation import BuiltFederation, Common, Part, cohort
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.round import Round
@@ -261,15 +262,15 @@ def test_buffers_are_averaged_or_pooled_over_those_who_trained_them() -> None:
             Block("b.running_var", (1,), role="buffer", task="digit"),
         )
     )
-    federation = build(load_recipe()).federation
+    common = partial(Common, layout=layout, federation=build(load_recipe()).federation)
     before = torch.tensor([0.0, 1.0])
     given = [payload("digit-0", 1, 0.0, 1.0), payload("all-0", 3, 4.0, 2.0), payload("parity-0", 100, 9.0, 9.0)]
-    assert merge_buffers(Method(), layout, federation, given, before).tolist() == [3.0, 1.75]
-    pooled = merge_buffers(Method(buffers="pooled"), layout, federation, given, before)
+    assert merge_buffers(common(Method()), given, before).tolist() == [3.0, 1.75]
+    pooled = merge_buffers(common(Method(buffers="pooled")), given, before)
     assert pooled.tolist() == [3.0, 1.75 + (9 * 1 + 1 * 3) / 4]
-    uniform = merge_buffers(Method(weights="uniform"), layout, federation, given, before)
+    uniform = merge_buffers(common(Method(weights="uniform")), given, before)
     assert uniform.tolist() == [2.0, 1.5]
-    assert merge_buffers(Method(), layout, federation, given[2:], before).tolist() == before.tolist()
+    assert merge_buffers(common(Method()), given[2:], before).tolist() == before.tolist()
 
 
 def test_buffers_never_receive_a_transform(quick: Quick) -> None:
@@ -305,9 +306,7 @@ def test_nobody_left_changes_nothing() -> None:
     state = initial_state(built)["server"]
     row = ("digit-0", None)
     out = server_step(
-        built.method,
-        built.layout,
-        built.federation,
+        built,
         [Payload(row, 5.0, finite=False)],
         state,
         fedloom.Ctx(1, 0, (row,)),

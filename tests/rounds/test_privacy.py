@@ -201,7 +201,7 @@ def test_rounds_without_anyone_release_noise(dp: object) -> None:
     built = build(load_recipe(FEDPER, private, "training.participation=0.5"))
     before = initial_state(built)["server"]
     now = Round(built, 1, Progress())
-    after = server_step(built.method, built.layout, built.federation, [], before, now.ctx(()))
+    after = server_step(built, [], before, now.ctx(()))
     added = after["model"] - before["model"]
     assert float(added.std()) == pytest.approx(2 * 0.25 / (0.5 * 5), rel=0.05), "noise x clip over the expected clients"
 

@@ -21,8 +21,10 @@ from fedloom.core.updates import RowsNeededError, Summed, Updates
 from fedloom.engines.api import trained_models
 from fedloom.federation.rounds import server
 from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.federation import Common
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.server import adds_up, collect, server_init, server_step_by_sums, summed
+from fedloom.methods.method import Method
 from fedloom.methods.private import PrivateMean
 from rounds.test_equivalence import TwoInDisorder
 from rounds.test_recovery import events, spoilt, times
@@ -42,8 +44,9 @@ class Sent:
 
     def __init__(self, *changes: str) -> None:
         self.built = build(load_recipe("method=fedavg", *changes))
-        method, self.layout, self.federation = self.built.parts
-        self.method, self.shared = method, method.shared_part(self.layout)
+        self.layout, self.federation = self.built.layout, self.built.federation
+        method = self.method = self.built.method
+        self.shared = self.built.shared
         self.rows = tuple((client, None) for client in sorted(self.federation.clients))
         g = torch.Generator().manual_seed(1)
         self.X = torch.randn(len(self.rows), self.shared.d, generator=g)
@@ -55,6 +58,13 @@ class Sent:
             for i, s in enumerate(self.shared.slices):
                 self.X[:, s] *= present[:, i : i + 1]
 
+    @property
+    def common(self) -> Common:
+        return self.of(self.method)
+
+    def of(self, method: Method) -> Common:
+        return Common(method, self.layout, self.federation)
+
     def payloads(self, order: Any = None) -> Iterator[Payload]:
         """Payloads in some order, each in memory of its own."""
         for i in range(len(self.rows)) if order is None else order:
@@ -63,7 +73,7 @@ class Sent:
 
     def mean(self, how: Any, order: Any = None) -> torch.Tensor:
         """The mean, from a matrix or from a sum."""
-        updates, received = how(self.method, self.layout, self.federation, self.payloads(order), self.rows)
+        updates, received = how(self.common, self.payloads(order), self.rows)
         assert [p.row for p in received] == list(self.rows)
         out, _ = self.method.stage(updates, {}, Ctx(population=len(self.rows), held=self.federation.held))
         return out.X[0]
@@ -120,7 +130,7 @@ def test_no_row_is_kept(always: None) -> None:
         raise AssertionError("a row was asked for")
 
     ctx = Ctx(1, targets=sent.rows, population=len(sent.rows))
-    new = server_step_by_sums(sent.method, sent.layout, sent.federation, watched(), sent.state, ctx, again=again)
+    new = server_step_by_sums(sent.common, watched(), sent.state, ctx, again=again)
     assert len(values) == len(sent.rows)
     assert torch.allclose(new["model"] - sent.state["model"], sent.mean(collect), atol=1e-5)
 
@@ -170,12 +180,13 @@ def test_a_row_that_is_not_finite_needs_no_second_time(
 
 def test_which_methods_add_up() -> None:
     """Stages say so themselves; small matrices are kept."""
-    layout = Sent().layout
+    sent = Sent()
+    layout = sent.layout
     k = server.WHOLE // (4 * layout.parameters.d)
     names = ("fedavg", "fedprox", "fedhca2", "scaffold", "fednova")
-    assert [name for name in names if adds_up(getattr(methods, name)(), layout, k + 1)] == ["fedavg", "fedprox"]
-    assert not adds_up(methods.fedavg(), layout, k)
-    assert not adds_up(methods.pcgrad(methods.fedavg()), layout, k + 1)
+    assert [name for name in names if adds_up(sent.of(getattr(methods, name)()), k + 1)] == ["fedavg", "fedprox"]
+    assert not adds_up(sent.of(methods.fedavg()), k)
+    assert not adds_up(sent.of(methods.pcgrad(methods.fedavg())), k + 1)
 
 
 def test_what_a_sum_cannot_say() -> None:

@@ -136,7 +136,7 @@ class Server:
         self.trees: dict[str, Any] = {}
         clients, states = sorted(built.federation.clients), dict[str, State]()
         for round in (1, 2):  # broadcast models and prototypes are there from the second on
-            messages = dispatch(built.method, built.layout, built.federation, self.state, clients)
+            messages = dispatch(built, self.state, clients)
             done = {c: worker.train(TrainJob(c, round, messages[c], states.get(c, {}))) for c in clients}
             states = {client: each.state for client, each in done.items()}
             self.trees = {client: each.payload.tree() for client, each in done.items()}
@@ -145,9 +145,9 @@ class Server:
 
     def step(self, payloads: dict[str, Payload], round: int, keep: bool = True) -> State:
         built = self.built
-        rows = rows_of(built.method, built.federation, list(payloads))
+        rows = rows_of(built, list(payloads))
         ctx = Ctx(round, 0, rows, len(rows))
-        server = server_step(built.method, built.layout, built.federation, payloads.values(), self.state, ctx)
+        server = server_step(built, payloads.values(), self.state, ctx)
         self.state = server if keep else self.state
         return server
 

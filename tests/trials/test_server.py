@@ -58,7 +58,7 @@ def honest(server: Server, rng: random.Random, round: int) -> tuple[str, dict[st
             "evaluate_trained": False,
         }
     built = server.built
-    sent = dispatch(built.method, built.layout, built.federation, server.state["server"], ["clinic"])["clinic"]
+    sent = dispatch(built, server.state["server"], ["clinic"])["clinic"]
     model = {"message": message_tree(sent), "state": {}, "tasks": ["digit"]}
     model["task"] = "digit" if built.method.task_vectors else None
     job = {"key": 0, "client": "clinic", "split": "test", "round": round, "personal": False, "costly": False}

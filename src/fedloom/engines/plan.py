@@ -63,18 +63,18 @@ def plan_of(built: Built) -> Plan:
     """Plan a run that is already built, without the constant prediction, which reads data."""
     recipe = built.recipe
     layout, federation = built.layout, built.federation
-    shared = built.method.shared_part(layout)
+    shared = built.shared
     parameters = Counter[str]()
     for block in layout.blocks:
         parameters[block.role] += block.size
     if frozen := sum(p.numel() for p in built.frozen.values()):
         parameters["frozen"] = frozen
-    messages = dispatch(built.method, layout, federation, _second_round(built), federation.clients)
+    messages = dispatch(built, _second_round(built), federation.clients)
     noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
     up = down = 0
     for name in () if built.method.turn.pool else federation.clients:
-        down += sum(count_bytes(*built.parts, name, messages[name]).values())
-        rows = rows_of(built.method, federation, [name])
+        down += sum(count_bytes(built, name, messages[name]).values())
+        rows = rows_of(built, [name])
         updates = blank(shared, federation, rows, noise.expand(len(rows), -1))
         updates, _ = built.method.edge(updates, built.method.edge.init(shared), Ctx(1))
         payload = Payload(
@@ -88,7 +88,7 @@ def plan_of(built: Built) -> Plan:
             messages[name].integers,
             tasks={task: 1.0 for _, task in rows if task is not None},
         )
-        up += sum(count_bytes(*built.parts, name, payload).values())
+        up += sum(count_bytes(built, name, payload).values())
     taking_part = len(cohort(list(federation.trainers), recipe.training.participation, recipe.seed, 1))
     moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
     p = layout.parameters.d

@@ -62,12 +62,11 @@ class Member:
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
         """Do a round of clients and a server (see `fedloom.federation.rounds.rounds.run_rounds`)."""
-        method = built.method
         members = now.cohort()
         state = self._balanced(state, members)
         mine = [m for m in members if self.owner[m] == self.comm.rank]
         with now.ledger.phase("dispatch"):
-            messages = dispatch(method, built.layout, built.federation, state["server"], mine)
+            messages = dispatch(built, state["server"], mine)
             jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in mine]
         with now.ledger.phase("train and aggregate"):
             server = self._step(state["server"], self._trained(now, jobs, messages), now, members)
@@ -97,7 +96,7 @@ class Member:
                     yield Payload.of(*comm.receive(rank))
 
         sent = now.conspired(received())
-        new = server_step(built.method, built.layout, built.federation, sent, server, now.ctx(members))
+        new = server_step(built, sent, server, now.ctx(members))
         for rank in range(1, comm.size):
             comm.send(rank, self._view(new, rank))
         return new

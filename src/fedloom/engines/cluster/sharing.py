@@ -233,7 +233,7 @@ class Sharing(Member):
 
     def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
         super().__init__(built, comm, executor)
-        self.columns = Columns(comm, built.method.shared_part(built.layout))
+        self.columns = Columns(comm, built.shared)
 
     @property
     def _knows_all(self) -> bool:
@@ -262,9 +262,8 @@ class Sharing(Member):
     def _step(self, server: State, payloads: Iterator[Payload], now: Round, members: Sequence[str]) -> State:
         """Do the server's part of a round, shared by all processes."""
         built, columns, ctx = self.built, self.columns, now.ctx(members)
-        method, layout, federation = built.method, built.layout, built.federation
-        rows = rows_of(method, federation, [m for m in members if self.owner[m] == self.comm.rank])
-        mine, own = collect(method, layout, federation, payloads, rows, server["model"].dtype)
+        rows = rows_of(built, [m for m in members if self.owner[m] == self.comm.rank])
+        mine, own = collect(built, payloads, rows, server["model"].dtype)
         heads = self.comm.all({"came": [[p.row[0], p.tree()] for p in own], "personal": bool(server["personal"])})
         arrived = [(Payload.of(*one), rank) for rank, head in enumerate(heads) for one in head["came"]]
         arrived.sort(key=lambda entry: entry[0].row[0])
@@ -274,13 +273,13 @@ class Sharing(Member):
             return DistributedRows(columns, columns.layout, X, places)
 
         auxiliary = {name: spread_rows(X, places).dense() for name, X in mine.auxiliary.items()}
-        updates = assembled(method, federation, columns.here, received, spread_rows(mine.X, places), auxiliary)
+        updates = assembled(built, columns.here, received, spread_rows(mine.X, places), auxiliary)
 
         def start(clients: Sequence[str]) -> Tensor:
             if not any(head["personal"] for head in heads):
-                return columns.cut(columns.here, bases(method, server, clients))
+                return columns.cut(columns.here, bases(built.method, server, clients))
             here = [client for client in clients if self.owner[client] == self.comm.rank]
-            base = bases(method, server, here) if here else torch.zeros(0, columns.layout.d)
+            base = bases(built.method, server, here) if here else torch.zeros(0, columns.layout.d)
             return spread_rows(base, tuple(self.owner[client] for client in clients)).dense()
 
         def back(out: Updates) -> list[tuple[Row, Tensor]]:
@@ -290,4 +289,4 @@ class Sharing(Member):
             return next((one for one in self.comm.all(why) if one is not None), None)
 
         with spread(columns):
-            return aggregated(method, layout, federation, updates, received, server, ctx, start, back, agree)
+            return aggregated(built, updates, received, server, ctx, start, back, agree)

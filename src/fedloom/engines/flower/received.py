@@ -70,7 +70,7 @@ def payload_fields(
 
     `tree` is the received payload: it says which of the client's tasks are there. Raises ValueError where it does not.
     """
-    method, shared = built.method, built.method.shared_part(built.layout)
+    method, shared = built.method, built.shared
     n = len(client.train) if method.counts_examples else 1
     tasks = _tasks(client, tree) if method.turn.by_task else ()
     rows: tuple[Row, ...] = tuple((client.id, task) for task in tasks) or ((client.id, None),)
@@ -89,7 +89,7 @@ def payload_fields(
         "side": Named(dict.fromkeys(method.auxiliary, Array((shared.d,)))),
         "support": support if method.wants_support else Nothing(),
         "buffers": Statistics(buffers, (len(tasks),) if tasks else ())
-        if sent and method.shared_buffers(built.layout).d
+        if sent and built.shared_buffers.d
         else Nothing(),
         "integers": Named(integer_fields(built) if sent else {}),
     }
@@ -196,8 +196,8 @@ def open_reply(content: Any, limit: int, **expected: Any) -> tuple[Any, dict[str
 
 def limit_of(built: Built, client: str) -> int:
     """Return the most bytes of a client's payload: the largest result of the codec, and all that travels beside it."""
-    method, shared = built.method, built.method.shared_part(built.layout)
-    rows = len(rows_of(method, built.federation, [client]))
+    method, shared = built.method, built.shared
+    rows = len(rows_of(built, [client]))
     vector = 4 * shared.d
     packed = rows * (vector + shared.d // 8 + len(shared.blocks) + 1024)
     sender = sender_of(built, built.federation.clients[client])
@@ -212,7 +212,7 @@ def payload_of(built: Built, client: str, tree: Any) -> Payload:
     holder = built.federation.clients[client]
     if isinstance(tree, dict) and tree.get("finite", True) is False:
         return Payload((client, None), 1.0, finite=False)
-    shared, buffers = built.method.shared_part(built.layout), built.method.shared_buffers(built.layout)
+    shared, buffers = built.shared, built.shared_buffers
     fields, sender = payload_fields(built, holder, tree, shared, built.method.codec, buffers)
     return Payload.of(client, fields.read(tree, sender))
 
@@ -337,7 +337,7 @@ def wants_trained(models: Sequence[str], tree: Mapping[str, Any]) -> bool:
 def read_message(built: Built, client: str, tree: Mapping[str, Any]) -> Message:
     """Return the `message` in a server's request. Raises RefusedError, with the field, for anything else."""
     method, mine = built.method, sorted(built.federation.clients[client].tasks)
-    shared, buffers = method.shared_part(built.layout), method.shared_buffers(built.layout)
+    shared, buffers = built.shared, built.shared_buffers
     value = _mapping(tree["message"])
     tasks = [*value["tasks"]]
     if tasks != [task for task in mine if method.task_vectors and task in tasks]:

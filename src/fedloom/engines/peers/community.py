@@ -16,10 +16,9 @@ from fedloom.engines.peers.transport import Lost, Network
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.client import load
-from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Common
 from fedloom.federation.rounds.messages import Ledger, Message, Payload, blank
 from fedloom.federation.rounds.worker import Job, TrainDone, TrainJob
-from fedloom.methods.method import Method
 from fedloom.methods.peers.config import Warmup
 from fedloom.methods.peers.graph import Graph, candidates
 from fedloom.methods.peers.scenario import Scenario
@@ -86,15 +85,12 @@ class Probe:
 
 
 @dataclass(frozen=True, eq=False)
-class PeerContext:
+class PeerContext(Common):
     """The common settings of all peers, and the clients whose data is in reach (at a peer only its own, see `at`).
 
     `initial` are the parameters (p) that all start from, `held` how many peers hold each task.
     """
 
-    method: Method
-    layout: Layout
-    federation: BuiltFederation
     config: PeersSection
     seed: int
     rounds: int
@@ -112,11 +108,6 @@ class PeerContext:
         """The peer whose context these are: the only client in reach."""
         (client,) = self.federation.clients.values()
         return client
-
-    @cached_property
-    def shared(self) -> Layout:
-        """The parameters (d) that are exchanged in full scope."""
-        return self.method.shared_part(self.layout)
 
     @cached_property
     def origin(self) -> Tensor:
@@ -170,8 +161,7 @@ class PeerContext:
 
     def buffers(self, scope: str) -> Layout:
         """Return the shared buffers in scope."""
-        every = self.method.shared_buffers(self.layout)
-        return every if scope == "full" else every.select("encoder")
+        return self.shared_buffers if scope == "full" else self.shared_buffers.select("encoder")
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,7 +79,7 @@ def model_message(context: PeerContext, trained: Trained, same: bool, scope: str
         vector, codec = (trained.update, context.method.codec) if update else (trained.model, Raw())
         packed = codec.pack(blank(part, context.federation, (payload.row,), context.shared.take(vector, part)[None]))
     if buffers is not None:
-        buffers = context.method.shared_buffers(context.layout).take(buffers, context.buffers(scope))
+        buffers = context.shared_buffers.take(buffers, context.buffers(scope))
     tree = replace(payload, packed=packed, buffers=buffers).tree()
     if not same and context.tells_start:
         start = context.shared.take(trained.start, part)[None]
@@ -132,7 +132,7 @@ def read(context: PeerContext, message: PeerMessage, own: Trained, age: Age = NE
         if not message.values["update"]:  # exactly as received, because a difference and a sum may round
             model = context.shared.put(model, part, values)
     if payload.buffers is not None and own.payload.buffers is not None:
-        every = context.method.shared_buffers(context.layout)
+        every = context.shared_buffers
         buffers = every.put(own.payload.buffers.clone(), context.buffers(scope), payload.buffers)
         payload = replace(payload, buffers=buffers)
     return Heard(as_row(context, federation, payload, displacement), theirs, age, model)
@@ -238,7 +238,7 @@ def signal_fields(context: PeerContext, round: int) -> dict[str, Array]:
     if wanted.keys() & {*context.config.similarity.measured}:
         like = blank(context.shared, context.federation, ((context.client.id, None),), context.origin[None])
         fields["model"] = replace(Raw().fields(like)["values"], exact=True)
-        if context.method.buffers != "local" and (b := context.method.shared_buffers(context.layout).d):
+        if context.method.buffers != "local" and (b := context.shared_buffers.d):
             fields["buffers"] = Array((b,))
     return fields
 
@@ -331,7 +331,7 @@ def _group(context: PeerContext, names: Sequence[str], S: Tensor) -> list[str]:
 
 def statistics(context: PeerContext, message: PeerMessage, own: Tensor | None) -> Tensor | None:
     """Return the buffers of a measured model: those sent with it, and the peer's own where the sender has none."""
-    told, every = message.tensors.get("buffers"), context.method.shared_buffers(context.layout)
+    told, every = message.tensors.get("buffers"), context.shared_buffers
     if told is None or own is None:
         return own if told is None else told
     have = acquainted(context, [message]).presence(every, [(message.sender, None)])

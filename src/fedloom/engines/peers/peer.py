@@ -34,7 +34,7 @@ from fedloom.engines.peers.messages import (
 )
 from fedloom.engines.peers.transport import Mailbox, PeerMessage
 from fedloom.federation.rounds.diagnostics import sampled
-from fedloom.federation.rounds.federation import BuiltFederation
+from fedloom.federation.rounds.federation import BuiltFederation, Common
 from fedloom.federation.rounds.messages import ALL, Message, Payload, clip_counts, rows_of
 from fedloom.federation.rounds.recovery import was_lost
 from fedloom.federation.rounds.server import dispatch, server_init, server_step
@@ -79,6 +79,10 @@ class Mix:
             **({"close": sorted(alike)} if context.fine is not None else {}),
         }
 
+    def _known(self, method: Method) -> Common:
+        """Return what a server's step of this peer needs, which knows whose models it mixes."""
+        return Common(method, self.context.layout, self.federation)
+
     def _shares(self, similarity: Mapping[str, float]) -> dict[str, float]:
         """Return the weights of the own model and of the chosen ones."""
         me, config, names = self.context.client.id, self.context.config.weights, sorted(self.chosen)
@@ -95,7 +99,7 @@ class Mix:
         payloads = {me: self.own.payload, **{name: self.heard[name].payload for name in names}}
         sizes = dict.fromkeys(payloads, 1.0)
         if kind == "size":
-            sizes = {name: clip_counts(self.context.method, self.federation, p).n for name, p in payloads.items()}
+            sizes = {name: clip_counts(self._known(self.context.method), p).n for name, p in payloads.items()}
         return sizes if config.include_self or not names else {**sizes, me: 0.0}
 
     def _server(
@@ -109,21 +113,15 @@ class Mix:
         stage = replace(method.stage, own=me, shares=None if by_task else shares, scope=inside, whole=alike)
         row = own if by_task else as_row(context, context.federation, own, self.own.update)
         starts = {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
-        targets = rows_of(method, self.federation, sorted([me, *self.chosen]))
+        common = self._known(replace(method, stage=stage, codec=method.codec if by_task else Raw()))
+        targets = rows_of(common, sorted([me, *self.chosen]))
         now = self.own.round, context.seed, targets, len(self.graph.peers), context.rounds
         ctx = Ctx(*now, log=env.log, record=env.record, peer=me, held=context.held)
-        server = server_step(
-            replace(method, stage=stage, codec=method.codec if by_task else Raw()),
-            context.layout,
-            self.federation,
-            [row, *(self.heard[name].payload for name in self.chosen)],
-            before,
-            ctx,
-            starts if context.tells_start else None,
-        )
+        payloads = [row, *(self.heard[name].payload for name in self.chosen)]
+        server = server_step(common, payloads, before, ctx, starts if context.tells_start else None)
         if scope != "full" and own.buffers is not None:
             # buffers out of scope are not exchanged, so they stay as local training left them
-            every, part = method.shared_buffers(context.layout), context.buffers(scope)
+            every, part = context.shared_buffers, context.buffers(scope)
             merged = every.take(server["buffers"], part)
             server = {**server, "buffers": every.put(own.buffers.clone(), part, merged)}
         return server
@@ -187,7 +185,7 @@ class Peer:
         self.round, context, server = round, self.context, self.state["server"]
         if self.state["known"]:  # the method makes broadcasts from the models of all clients that it knows
             server = {**server, "personal": self.state["known"]}
-        message = dispatch(context.method, context.layout, context.federation, server, [self.name])[self.name]
+        message = dispatch(context, server, [self.name])[self.name]
         # what the penalty between groups pulls towards, as the last mix left it
         message = replace(message, broadcast={**message.broadcast, **self.state["told"]})
         return TrainJob(self.name, round, message, self.state["client"])

@@ -416,7 +416,7 @@ def assemble(
     except ValueError as error:
         raise RecipeError(f"method: {error}") from error
     modules = _own_modules(recipe, method, dataset, federation, layout)
-    built = Built(recipe, method, dataset, pool, partition, federation, module, layout, terms, modules)
+    built = Built(method, layout, federation, recipe, dataset, pool, partition, module, terms, modules)
     for refuse in (*refusals.ALL, _stacks, models_to_measure):
         refuse(built)
     return replace(built, stacked=_stacked(built))

@@ -14,43 +14,33 @@ from torch import Tensor
 
 from fedloom.core.context import Log, Row, State, generator, row_key
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.layout import Layout
 from fedloom.core.settings.trust import sources
 from fedloom.data.dataset import Dataset, contents
 from fedloom.data.partition import Partition, Pool
 from fedloom.federation.recipes.schema import AttackSection, Recipe, recipe_hash
-from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Common
 from fedloom.federation.rounds.messages import Payload, rows_of, unpacked
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.rounds.worker import Setup
-from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask
 from fedloom.training.rules import HONEST, Attack, within
 
 
 @dataclass(frozen=True, eq=False)
-class Built:
+class Built(Common):
     """A recipe made concrete."""
 
     recipe: Recipe
-    method: Method
     dataset: Dataset
     pool: Pool
     partition: Partition
-    federation: BuiltFederation
     module: MultiTask
-    layout: Layout
     terms: PrivacyTerms | None = None
     """The privacy cost of a round, where the recipe has a section for it."""
     modules: Mapping[str, MultiTask] = field(default_factory=dict)
     """Client -> its own model, of those that do not have `module`."""
     stacked: bool = False
     """True if clients train stacked, as the recipe says or by itself."""
-
-    @cached_property
-    def parts(self) -> tuple[Method, Layout, BuiltFederation]:
-        """The first arguments of all functions of a round."""
-        return self.method, self.layout, self.federation
 
     @cached_property
     def attacks(self) -> Mapping[str, Attack]:
@@ -60,7 +50,7 @@ class Built:
     @property
     def attacked_groups(self) -> Iterator[tuple[str, int, int, float | None]]:
         """Yield (group, clients, hostile ones, their factor) where these act together among honest ones."""
-        rows = rows_of(self.method, self.federation, self.federation.trainers)
+        rows = rows_of(self, self.federation.trainers)
         for group, clients in groups_of(self.attacks, self.federation, rows).items():
             hostile = [name for name in clients if name in self.attacks]
             attack = self.attacks[hostile[0]]
@@ -159,8 +149,9 @@ class Built:
         """The part that workers need."""
         r = self.recipe
         training = r.training.model_copy(update={"stacked": self.stacked})
+        parts = self.method, self.layout, self.federation, self.module
         how = training, r.evaluation, r.seed, r.runtime
-        return Setup(self.method, self.module, self.federation, *how, self.deployed, self.attacks, self.modules)
+        return Setup(*parts, *how, self.deployed, self.attacks, self.modules)
 
     @property
     def deployed(self) -> bool:
@@ -238,13 +229,7 @@ def groups_of(attacks: Mapping[str, Attack], federation: BuiltFederation, rows: 
 
 
 def conspired(
-    attacks: Mapping[str, Attack],
-    method: Method,
-    shared: Layout,
-    federation: BuiltFederation,
-    payloads: Iterable[Payload],
-    memory: State,
-    log: Log,
+    common: Common, attacks: Mapping[str, Attack], payloads: Iterable[Payload], memory: State, log: Log
 ) -> Iterator[Payload]:
     """Return the payloads, those of hostile clients that know all others last, and with what these send together.
 
@@ -253,6 +238,7 @@ def conspired(
     if not any(attack.knows_all for attack in attacks.values()):
         yield from payloads
         return
+    federation = common.federation
     honest: dict[str, dict[Row, Tensor]] = {}
     waiting: list[Payload] = []
     for payload in payloads:
@@ -260,7 +246,7 @@ def conspired(
             waiting.append(payload)
             continue
         if payload.finite:
-            theirs, _ = unpacked(method, shared, federation, payload.rows, payload.packed)
+            theirs, _ = unpacked(common, payload.rows, payload.packed)
             for row, x in zip(payload.rows, theirs, strict=True):
                 honest.setdefault(group_of(federation, row), {})[row] = x.clone()
         yield payload
@@ -279,9 +265,9 @@ def conspired(
             memory[group] = after
             log("attack", {"tasks": group, **after})
     for payload in waiting:
-        own, like = unpacked(method, shared, federation, payload.rows, payload.packed)
+        own, like = unpacked(common, payload.rows, payload.packed)
         X = []
         for row, x in zip(payload.rows, own, strict=True):
             agreed = sent.get(group_of(federation, row))
             X.append(x if agreed is None else agreed)
-        yield replace(payload, packed=method.codec.pack(within(like, torch.stack(X))))
+        yield replace(payload, packed=common.method.codec.pack(within(like, torch.stack(X))))

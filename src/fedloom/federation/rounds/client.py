@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +15,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.stage import Identity
 from fedloom.core.updates import RowList, Rows, Updates, row_norms
 from fedloom.federation.rounds.evaluation import evaluate, example_losses
-from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.federation.rounds.federation import BuiltClient, Common
 from fedloom.federation.rounds.messages import Message, Payload, unpacked
 from fedloom.federation.runs.checkpoint import map_tensors
 from fedloom.methods.method import Method
@@ -27,12 +26,10 @@ from fedloom.training.rules import Attack, LocalRule, Phase
 
 
 @dataclass(frozen=True, eq=False)
-class ClientRound:
+class ClientRound(Common):
     """One client's part of a round: load, train, subtract, transform, pack. `model` is scratch space."""
 
-    method: Method
     model: FlatModel
-    federation: BuiltFederation
     client: BuiltClient
     ctx: Ctx
     training: Training
@@ -42,12 +39,7 @@ class ClientRound:
     @property
     def params(self) -> Layout:
         """The model's parameters."""
-        return self.model.layout.parameters
-
-    @cached_property
-    def shared(self) -> Layout:
-        """The parameters that are aggregated: the columns of the matrix of updates."""
-        return self.method.shared_part(self.model.layout)
+        return self.layout.parameters
 
     def size(self, task: str | None = None) -> float:
         """Return the number of examples of the client, or of a task, as it is sent: 1 where the method reads none."""
@@ -153,8 +145,8 @@ class ClientRound:
 
     def _buffers(self) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Return copies of the float buffers that may leave the client, and of integer buffers."""
-        model, layout = self.model, self.model.layout
-        shared = layout.buffers.take(model.buffers, self.method.shared_buffers(layout))
+        model = self.model
+        shared = self.layout.buffers.take(model.buffers, self.shared_buffers)
         buffers = shared.to("cpu", copy=True) if len(shared) else None
         return buffers, {name: b.to("cpu", copy=True) for name, b in model.integers.items()}
 
@@ -164,7 +156,7 @@ class ClientRound:
         new: State = {"optimizer": result.optimizer} if result.optimizer else {}
         if method.private is None and not (method.rules or method.buffers == "local" or model.has_buffers):
             return new
-        if method.private is not None and (private := method.private_part(model.layout)).blocks:
+        if method.private is not None and (private := method.private_part(self.layout)).blocks:
             # start + update, as every server computes it, so that local training is exactly mixing with the identity
             own = self.params.take(base, private) + self.params.take(delta, private)
             new["private"] = own.to("cpu")
@@ -175,8 +167,8 @@ class ClientRound:
                     new["personal"] = personal_state(model, personal)
         if method.buffers == "local":
             new["buffers"], new["integers"] = self._buffers()
-        if (layout := model.layout.buffers).blocks:
-            mine = layout.without(method.shared_buffers(model.layout))
+        if (layout := self.layout.buffers).blocks:
+            mine = layout.without(self.shared_buffers)
             if mine.blocks:
                 new["private_buffers"] = layout.take(model.buffers, mine).to("cpu", copy=True)
         return new
@@ -196,7 +188,7 @@ class ClientRound:
 
     def _support(self, tasks: tuple[str, ...]) -> Tensor:
         """Return which blocks received a gradient in training these tasks."""
-        trained = set(self.model.layout.trained(tasks).names)
+        trained = set(self.layout.trained(tasks).names)
         return torch.tensor([b.name in trained for b in self.shared.blocks])
 
     def _packed(
@@ -258,7 +250,7 @@ class EachTaskRound(ClientRound):
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
         model, client, row = self.model, self.client, (self.client.id, None)
         initial = model.initial[: self.params.d]
-        starts = task_messages(self.method, model, self.federation, client.id, received)
+        starts = task_messages(self, model, client.id, received)
         memories = state.get("tasks", {})
         new: State = {"tasks": dict(memories)}
         results: dict[str, LocalResult] = {}
@@ -343,30 +335,26 @@ def tune(method: Method, model: FlatModel, client: BuiltClient, training: Traini
     train(model, work, longer, ctx, Additions(phases=(Phase(method.tune.select),)))
 
 
-def task_messages(
-    method: Method, model: FlatModel, federation: BuiltFederation, client: str, received: Message
-) -> dict[str, Message]:
+def task_messages(common: Common, model: FlatModel, client: str, received: Message) -> dict[str, Message]:
     """Return a received message as one per task, each with a whole vector: the task's own, or that of all."""
-    tasks = federation.client(client).tasks
-    if not method.task_vectors:
+    tasks = common.federation.client(client).tasks
+    if not common.method.task_vectors:
         return dict.fromkeys(tasks, received)
-    params, shared = model.layout.parameters, method.shared_part(model.layout)
-    origin = params.take(model.initial[: params.d], shared).to("cpu")
+    params = model.layout.parameters
+    origin = params.take(model.initial[: params.d], common.shared).to("cpu")
     start = {task: Message(origin, None, received.integers) for task in tasks}
     if received.tasks:
         rows = tuple((client, task) for task in received.tasks)
-        X, _ = unpacked(method, shared, federation, rows, received.packed, origin.dtype)
+        X, _ = unpacked(common, rows, received.packed, origin.dtype)
         buffers = [None] * len(X) if received.buffers is None or received.buffers.ndim < 2 else received.buffers
         for task, x, own in zip(received.tasks, X, buffers, strict=True):
             start[task] = Message(origin + x, own, received.integers)
     return start
 
 
-def for_task(
-    method: Method, model: FlatModel, federation: BuiltFederation, client: str, received: Message, task: str | None
-) -> Message:
+def for_task(common: Common, model: FlatModel, client: str, received: Message, task: str | None) -> Message:
     """Return a message with the whole vector of one task; unchanged if tasks have no models of their own."""
-    return received if task is None else task_messages(method, model, federation, client, received)[task]
+    return received if task is None else task_messages(common, model, client, received)[task]
 
 
 def personal_state(model: FlatModel, params: Tensor, more: State | None = None) -> State:

@@ -19,7 +19,7 @@ from fedloom.core.errors import DataError
 from fedloom.core.layout import Layout
 from fedloom.data.dataset import Coded, Dataset, Examples, Withheld, apart
 from fedloom.data.partition import Indices, Partition, class_counts, labelled
-from fedloom.methods.method import Pooled
+from fedloom.methods.method import Method, Pooled
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.loop import Work
@@ -290,6 +290,25 @@ class BuiltFederation:
             for client, task in rows
         ]
         return torch.tensor(present, dtype=torch.bool).view(len(rows), len(layout.blocks))
+
+
+@dataclass(frozen=True, eq=False)
+class Common:
+    """The parts of a run that all functions of a round need: the method, the model's layout, the clients."""
+
+    method: Method
+    layout: Layout
+    federation: BuiltFederation
+
+    @cached_property
+    def shared(self) -> Layout:
+        """The parameters that are aggregated: the columns of the matrix of updates."""
+        return self.method.shared_part(self.layout)
+
+    @cached_property
+    def shared_buffers(self) -> Layout:
+        """The float buffers that may leave a client."""
+        return self.method.shared_buffers(self.layout)
 
 
 def drawn_of(clients: int, participation: float) -> int:

@@ -153,12 +153,12 @@ def models_for(built: Built, state: State, client: str, shared: dict[str | None,
     if method.task_vectors or (method.turn.by_task and "global" not in built.models):
         received = Message(model_of(server, client), server["buffers"], server["integers"])
         if method.task_vectors:
-            received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
+            received = pack_tasks(built, server, client, tasks)
         for task in tasks:
             own = mine.get("tasks", {}).get(task, {})
             if "global" in built.models:  # alone in its message, a task's vector is exactly the server's
                 if task not in shared:
-                    shared[task] = pack_tasks(method, built.layout, built.federation, server, client, (task,))
+                    shared[task] = pack_tasks(built, server, client, (task,))
                 models.append(Model("global", (task,), shared[task], {}, task))
             same = "global" in built.models and len(tasks) == 1 and own.keys() <= {"optimizer", "rules"}
             models.append(Model("personal", (task,), received, own, task, None if same else client))
@@ -383,7 +383,7 @@ def used(built: Built, state: State, client: str) -> dict[str, Model]:
 
 def named(built: Built, model: FlatModel, client: str, one: Model, round: int, prefix: str) -> dict[str, Tensor]:
     """Return the tensors of one model; `model` is scratch space."""
-    message = for_task(built.method, model, built.federation, client, one.message, one.task)
+    message = for_task(built, model, client, one.message, one.task)
     load(built.method, model, message, one.state)
     if one.name == "personal":
         load_personal(model, one.state.get("personal", {}))

@@ -17,8 +17,7 @@ from fedloom.core.codecs import ByteCount, by_block
 from fedloom.core.context import Row, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import EVERYONE, RowList, Rows, Updates, Zeros
-from fedloom.federation.rounds.federation import BuiltFederation
-from fedloom.methods.method import Method
+from fedloom.federation.rounds.federation import BuiltFederation, Common
 
 ALL = EVERYONE[0]
 
@@ -99,11 +98,11 @@ class Payload:
         return tuple(self.tasks.values()) or (self.n,)
 
 
-def clip_counts(method: Method, federation: BuiltFederation, payload: Payload) -> Payload:
+def clip_counts(common: Common, payload: Payload) -> Payload:
     """Return a payload with the numbers of examples that count (`Method.weights`, `Method.max_examples`)."""
-    if method.weights != "declared" and method.max_examples is None:
+    if (method := common.method).weights != "declared" and method.max_examples is None:
         return payload
-    client, most = federation.client(payload.row[0]), method.max_examples or math.inf
+    client, most = common.federation.client(payload.row[0]), method.max_examples or math.inf
 
     def count(claimed: float, task: str | None = None) -> float:
         known = client if task is None else client.only(task)
@@ -112,9 +111,9 @@ def clip_counts(method: Method, federation: BuiltFederation, payload: Payload) -
     return replace(payload, n=count(payload.n), tasks={task: count(n, task) for task, n in payload.tasks.items()})
 
 
-def rows_of(method: Method, federation: BuiltFederation, clients: Iterable[str]) -> tuple[Row, ...]:
+def rows_of(common: Common, clients: Iterable[str]) -> tuple[Row, ...]:
     """Return the rows that these clients will send."""
-    return tuple(row for one in clients for row in method.turn.rows(one, tuple(federation.client(one).tasks)))
+    return tuple(row for c in clients for row in common.method.turn.rows(c, [*common.federation.client(c).tasks]))
 
 
 def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
@@ -128,21 +127,15 @@ def _ones(count: int) -> Tensor:
 
 
 def unpacked(
-    method: Method,
-    shared: Layout,
-    federation: BuiltFederation,
-    rows: tuple[Row, ...],
-    packed: Mapping[str, Tensor],
-    dtype: torch.dtype = torch.float32,
+    common: Common, rows: tuple[Row, ...], packed: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Updates]:
     """Return what a client packed, or the server for it: (X, which may be a view of it; rows like these to pack)."""
-    like = blank(shared, federation, rows, Zeros((len(rows), shared.d), dtype))
-    return method.codec.unpack(packed, like), like
+    shared = common.shared
+    like = blank(shared, common.federation, rows, Zeros((len(rows), shared.d), dtype))
+    return common.method.codec.unpack(packed, like), like
 
 
-def pack_tasks(
-    method: Method, layout: Layout, federation: BuiltFederation, state: State, client: str, tasks: Iterable[str]
-) -> Message:
+def pack_tasks(common: Common, state: State, client: str, tasks: Iterable[str]) -> Message:
     """Return the vectors of some tasks, packed as the client packs its own; tasks without a vector are left out."""
     tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])
     packed: Mapping[str, Tensor] = {}
@@ -150,7 +143,7 @@ def pack_tasks(
     if tasks:
         vectors = RowList(tuple(state["tasks"][task] for task in tasks))
         rows = tuple((client, task) for task in tasks)
-        packed = method.codec.pack(blank(method.shared_part(layout), federation, rows, vectors))
+        packed = common.method.codec.pack(blank(common.shared, common.federation, rows, vectors))
         if of_tasks := state.get("task_buffers"):
             buffers = torch.stack([of_tasks[task] for task in tasks])
     return Message(None, buffers, state["integers"], packed=packed, tasks=tasks)
@@ -162,31 +155,27 @@ def nothing(rows: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(1, 1, dtype=dtype).expand(rows, d)
 
 
-def count_bytes(
-    method: Method, layout: Layout, federation: BuiltFederation, client: str, sent: Message | Payload
-) -> ByteCount:
+def count_bytes(common: Common, client: str, sent: Message | Payload) -> ByteCount:
     """Return the bytes of what a client sends or is sent, by (role, task), counted on the packed tensors."""
-    shared, bytes_ = method.shared_part(layout), ByteCount()
+    shared, codec, bytes_ = common.shared, common.method.codec, ByteCount()
     rows = tuple((client, task) for task in sent.tasks) or ((client, None),)
-    like = blank(shared, federation, rows, nothing(len(rows), shared.d))
+    like = blank(shared, common.federation, rows, nothing(len(rows), shared.d))
     if isinstance(sent, Message):
         if sent.vector is not None:
             bytes_ = by_block(like, sent.vector.element_size())
         elif sent.tasks:
-            bytes_ = method.codec.count(sent.packed, like)
+            bytes_ = codec.count(sent.packed, like)
         if sent.broadcast:
             bytes_["side", None] = _within(like, sent.broadcast)
     elif sent.finite:
-        bytes_ = method.codec.count(sent.packed, like)
+        bytes_ = codec.count(sent.packed, like)
         if shared.blocks or sent.extra:  # per row the number of examples, and extras; for support one bit a block
             bits = 0 if sent.support is None else sent.support.numel()
             vectors = _within(like, sent.auxiliary) if sent.auxiliary else 0
             bytes_["side", None] = 8 * len(rows) + _size([*sent.extra.values()]) + vectors + -(-bits // 8)
     if sent.buffers is not None and len(sent.buffers):
         each = sent.buffers.element_size() * (len(sent.buffers) if sent.buffers.ndim > 1 else 1)
-        for block in method.shared_buffers(layout).blocks:
-            key = ("buffer", block.task)
-            bytes_[key] = bytes_.get(key, 0) + block.size * each
+        bytes_ |= {key: size * each for key, size in common.shared_buffers.sizes.items()}
     if sent.integers:
         bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + _size([*sent.integers.values()])
     return bytes_

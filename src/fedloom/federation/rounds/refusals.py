@@ -77,8 +77,8 @@ def unaware_of_presence(built: Built) -> None:
     """Refuse stages that do not say how they treat rows that lack blocks, where rows may lack some."""
     method, federation, peers = built.method, built.federation, built.recipe.peers
     if not (peers is not None and peers.sends_parts):
-        shared = method.shared_part(built.layout)
-        have = federation.presence(shared, rows_of(method, federation, federation.trainers))
+        shared = built.shared
+        have = federation.presence(shared, rows_of(built, federation.trainers))
         if have is None or bool(have.all()):
             return
     for stage in (*_unaware(method.edge), *_unaware(method.stage)):
@@ -110,7 +110,7 @@ def too_few_rows(built: Built) -> None:
                     f"method: {method.name}: at peer {peer!r}, which hears at most {heard} other peers: {why}"
                 )
         return
-    shared, rows = method.shared_part(built.layout), rows_of(method, federation, sorted(federation.trainers))
+    shared, rows = built.shared, rows_of(built, sorted(federation.trainers))
     ones = torch.ones(len(rows), dtype=torch.float64)
     groups = [group_of(federation, row) for row in rows]
     present, X = federation.presence(shared, rows), nothing(len(rows), shared.d)
@@ -236,7 +236,7 @@ def unprotected(built: Built) -> None:
             f"runtime.checkpoint_every: {recipe.runtime.checkpoint_every} found, but a private run that continues "
             "after a crash would publish these rounds a second time; expected 1"
         )
-    shared = method.shared_buffers(built.layout).names
+    shared = built.shared_buffers.names
     if method.buffers != "local" and (shared or integer_buffers(built.module)):
         raise RecipeError(
             f"method.buffers: {method.buffers} found, but running statistics ({next(iter(shared), 'counters')}) travel "

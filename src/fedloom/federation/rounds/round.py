@@ -57,8 +57,8 @@ class Round:
 
     def ctx(self, members: Sequence[str]) -> Ctx:
         """Return the context of the server's stages, with these clients as participants."""
-        recipe, method, federation = self.built.recipe, self.built.method, self.built.federation
-        here, population = (rows_of(method, federation, clients) for clients in (members, federation.trainers))
+        recipe, federation = self.built.recipe, self.built.federation
+        here, population = (rows_of(self.built, clients) for clients in (members, federation.trainers))
         about = self.number, recipe.seed, here, len(population), recipe.training.rounds
         return Ctx(*about, self.log, self.record, secret=self.secret, held=federation.held)
 
@@ -159,14 +159,12 @@ class Round:
         """Count a client's bytes up and down, once for all with the same tasks and messages of the same form."""
         alike = (*self.built.federation.clients[client].tasks,), form(payload), message.form
         if alike not in self.counted or self.built.method.codec.varies:
-            self.counted[alike] = tuple([count_bytes(*self.built.parts, client, sent) for sent in (payload, message)])
+            self.counted[alike] = tuple([count_bytes(self.built, client, sent) for sent in (payload, message)])
         self.ledger.up[client], self.ledger.down[client] = self.counted[alike]
 
     def conspired(self, payloads: Iterator[Payload]) -> Iterator[Payload]:
-        """Return the payloads with what hostile clients send that know all others (see `hostile.conspired`)."""
-        built = self.built
-        shared = built.method.shared_part(built.layout)
-        return conspired(built.attacks, built.method, shared, built.federation, payloads, self.plot, self.log)
+        """Return the payloads with what hostile clients send that know all others (see `built.conspired`)."""
+        return conspired(self.built, self.built.attacks, payloads, self.plot, self.log)
 
 
 def _in_order(done: Iterator[TrainDone], jobs: Sequence[TrainJob]) -> Iterator[TrainDone]:
@@ -190,13 +188,13 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
     """Make a round of clients and a server."""
     members = now.cohort()
     with now.ledger.phase("dispatch"):
-        messages = dispatch(*built.parts, state["server"], members)
+        messages = dispatch(built, state["server"], members)
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
     with now.ledger.phase("train and aggregate"):
         ctx, step = now.ctx(members), server_step
-        if executor.repeats and not built.attacks and adds_up(built.method, built.layout, len(ctx.targets or ())):
+        if executor.repeats and not built.attacks and adds_up(built, len(ctx.targets or ())):
             step = partial(server_step_by_sums, again=partial(now.payloads_again, executor, jobs, messages))
         received = now.payloads(executor, jobs, messages, ordered=step is not server_step)
         received = now.conspired(received) if built.attacks else received
-        server = step(*built.parts, received, state["server"], ctx)
+        server = step(built, received, state["server"], ctx)
     return now.after(state, server), members

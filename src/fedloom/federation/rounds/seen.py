@@ -51,7 +51,7 @@ def _label_counts(built: Built) -> list[str]:
     """Return a sentence that names the tasks whose label counts updates show; nothing where noise hides them."""
     if built.terms is not None and built.terms.trust == "local":
         return []
-    shared = built.method.shared_part(built.layout)
+    shared = built.shared
     biased = {block.task for block in shared.blocks if block.role == "head" and block.name.endswith("bias")}
     tasks = [task.name for task in built.federation.tasks if task.kind == "classification" and task.name in biased]
     if not tasks:
@@ -83,8 +83,8 @@ class _UnknownError(Exception):
 def _tried(built: Built) -> list[Row]:
     """Return the rows that follow from what the aggregation makes of random ones."""
     method, federation = built.method, built.federation
-    shared = method.shared_part(built.layout)
-    rows = tuple(sorted(rows_of(method, federation, federation.trainers), key=row_key))
+    shared = built.shared
+    rows = tuple(sorted(rows_of(built, federation.trainers), key=row_key))
     if len(rows) * shared.d > LARGEST:
         raise _UnknownError("the model is too large")
     present = federation.presence(shared, rows)

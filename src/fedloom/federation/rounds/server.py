@@ -15,7 +15,7 @@ from fedloom.core.context import Ctx, Row, State, seeded
 from fedloom.core.layout import Columns, Layout
 from fedloom.core.updates import EVERYONE, Rows, RowsNeededError, Summed, Updates
 from fedloom.federation.rounds import diagnostics
-from fedloom.federation.rounds.federation import BuiltFederation
+from fedloom.federation.rounds.federation import Common
 from fedloom.federation.rounds.messages import ALL, Message, Payload, blank, clip_counts, nothing, pack_tasks, unpacked
 from fedloom.federation.rounds.recovery import Agree, nothing_received, reject_outliers, usable
 from fedloom.federation.runs.reader import DIAGNOSTICS
@@ -50,16 +50,14 @@ def model_of(state: State, client: str) -> Tensor:
     return cast(Tensor, state["personal"].get(client, state["model"]))
 
 
-def dispatch(
-    method: Method, layout: Layout, federation: BuiltFederation, state: State, clients: Iterable[str]
-) -> dict[str, Message]:
+def dispatch(common: Common, state: State, clients: Iterable[str]) -> dict[str, Message]:
     """Return the message of the server to each client. Clients that get the same vector get the same tensor."""
-    if method.task_vectors:
-        tasks_of = {client: tuple(federation.client(client).tasks) for client in clients}
+    if (method := common.method).task_vectors:
+        tasks_of = {client: tuple(common.federation.client(client).tasks) for client in clients}
         packed: dict[tuple[str, ...], Message] = {}
         for client, tasks in tasks_of.items():
             if tasks not in packed:
-                packed[tasks] = pack_tasks(method, layout, federation, state, client, tasks)
+                packed[tasks] = pack_tasks(common, state, client, tasks)
         return {client: packed[tasks] for client, tasks in tasks_of.items()}
     keys = {client: client if client in state["personal"] else ALL for client in clients}
     has_own = method.turn.start == "own"  # then a client has its personal model already
@@ -86,17 +84,12 @@ TINY = 1 << 12
 
 
 def collect(
-    method: Method,
-    layout: Layout,
-    federation: BuiltFederation,
-    payloads: Iterable[Payload],
-    rows: Sequence[Row],
-    dtype: torch.dtype = torch.float32,
+    common: Common, payloads: Iterable[Payload], rows: Sequence[Row], dtype: torch.dtype = torch.float32
 ) -> tuple[Updates, list[Payload]]:
     """Return the matrix of the round, whose keys are among `rows`, and the payloads without what went into it."""
-    shared, keys = method.shared_part(layout), sorted(rows)
+    method, federation, shared, keys = common.method, common.federation, common.shared, sorted(rows)
     if method.codec.stays_packed:
-        return _collect_packed(method, shared, federation, payloads, dtype)
+        return _collect_packed(common, payloads, dtype)
     expected, received = {row: i for i, row in enumerate(keys)}, dict[int, Payload]()
     X = torch.zeros(len(keys), shared.d, dtype=dtype)
     beside = {name: torch.zeros_like(X) for name in method.auxiliary}
@@ -116,7 +109,7 @@ def collect(
             X[[expected[row] for row in mine]] = method.codec.unpack(payload.packed, like)
         for name, matrix in beside.items():
             matrix[i] = payload.auxiliary[name]
-        received[i] = _beside_rows(method, federation, payload, dtype)
+        received[i] = _beside_rows(common, payload, dtype)
         del payload  # an update is as large as the model: let go of it before the next one arrives
     if waiting:
         X[[*waiting]] = method.codec.unpack_each([*waiting.values()])
@@ -124,42 +117,37 @@ def collect(
     if sum(len(payload.rows) for payload in ordered) < len(keys):
         here = [expected[row] for payload in ordered for row in payload.rows]
         X, beside = _compact(X, here), {name: _compact(matrix, here) for name, matrix in beside.items()}
-    return assembled(method, federation, shared, ordered, X, beside), ordered
+    return assembled(common, shared, ordered, X, beside), ordered
 
 
 WHOLE = 64 << 20
 """A matrix of at most so many bytes is always kept."""
 
 
-def adds_up(method: Method, layout: Layout, rows: int) -> bool:
+def adds_up(common: Common, rows: int) -> bool:
     """Return whether the server may add so many rows up as they come: the stage only sums, and a matrix would be large.
 
     Sums of rows one by one differ from those of a matrix by rounding: sum_k p_k |X_ki| (K + 2) 2^-23 at most.
     """
-    shared, fields = method.shared_part(layout), method.auxiliary or method.wants_support
-    return method.stage.traits.sums and not fields and 4 * rows * shared.d > WHOLE
+    fields = common.method.auxiliary or common.method.wants_support
+    return common.method.stage.traits.sums and not fields and 4 * rows * common.shared.d > WHOLE
 
 
 def summed(
-    method: Method,
-    layout: Layout,
-    federation: BuiltFederation,
-    payloads: Iterable[Payload],
-    rows: Sequence[Row],
-    dtype: torch.dtype = torch.float32,
+    common: Common, payloads: Iterable[Payload], rows: Sequence[Row], dtype: torch.dtype = torch.float32
 ) -> tuple[Updates, list[Payload]]:
     """Return what `collect` does, but rows are added up in the order of the payloads, and none is kept."""
-    shared = method.shared_part(layout)
+    shared = common.shared
     columns = diagnostics.looked_at(shared, len(rows))[-1]
     total, unit = None, 1.0
     came: dict[Row, tuple[Payload, Tensor, Tensor, Tensor]] = {}
     for payload in payloads:
         if not payload.finite:
             continue
-        X = unpacked(method, shared, federation, payload.rows, payload.packed, dtype)[0]
-        known = _beside_rows(method, federation, payload, dtype)
-        one = assembled(method, federation, shared, [known], X, {})
-        shares = method.stage.row_weights(one)
+        X = unpacked(common, payload.rows, payload.packed, dtype)[0]
+        known = _beside_rows(common, payload, dtype)
+        one = assembled(common, shared, [known], X, {})
+        shares = common.method.stage.row_weights(one)
         for i, (size, share) in enumerate(zip(one.norms.tolist(), shares.tolist(), strict=True)):
             if share and math.isfinite(size):
                 if total is None:
@@ -174,55 +162,47 @@ def summed(
     shares, sizes, looked = map(torch.cat, zip(none, *(values for _, *values in ordered), strict=True))
     total = torch.zeros(shared.d, dtype=dtype) if total is None else total
     rest = Summed(shared, [total], unit, shares, sizes, len(rows), columns, looked.to(dtype))
-    return assembled(method, federation, shared, received, rest, {}), received
+    return assembled(common, shared, received, rest, {}), received
 
 
-def _collect_packed(
-    method: Method, shared: Layout, federation: BuiltFederation, payloads: Iterable[Payload], dtype: torch.dtype
-) -> tuple[Updates, list[Payload]]:
+def _collect_packed(common: Common, payloads: Iterable[Payload], dtype: torch.dtype) -> tuple[Updates, list[Payload]]:
     """Return what `collect` does, with the rows as they were packed (`Codec.stays_packed`)."""
+    shared = common.shared
     ordered = sorted((p for p in payloads if p.finite), key=lambda payload: payload.rows[0])
-    rows = [blank(shared, federation, p.rows, nothing(len(p.rows), shared.d, dtype)) for p in ordered]
-    received = [_beside_rows(method, federation, payload, dtype) for payload in ordered]
+    rows = [blank(shared, common.federation, p.rows, nothing(len(p.rows), shared.d, dtype)) for p in ordered]
+    received = [_beside_rows(common, payload, dtype) for payload in ordered]
     X: Tensor | Rows = torch.zeros(0, shared.d, dtype=dtype)
     if ordered:
-        X = method.codec.gather([(payload.packed, like) for payload, like in zip(ordered, rows, strict=True)])
-    return assembled(method, federation, shared, received, X, {}), received
+        X = common.method.codec.gather([(payload.packed, like) for payload, like in zip(ordered, rows, strict=True)])
+    return assembled(common, shared, received, X, {}), received
 
 
-def _beside_rows(method: Method, federation: BuiltFederation, payload: Payload, dtype: torch.dtype) -> Payload:
+def _beside_rows(common: Common, payload: Payload, dtype: torch.dtype) -> Payload:
     """Return a payload without its rows, with the numbers of examples that count, and buffers of this dtype."""
     buffers = None if payload.buffers is None else payload.buffers.to(dtype)
-    p = clip_counts(method, federation, payload)
+    p = clip_counts(common, payload)
     return Payload(p.row, p.n, {}, p.extra, {}, p.support, buffers, p.integers, p.finite, p.tasks)
 
 
 def assembled(
-    method: Method,
-    federation: BuiltFederation,
-    shared: Layout,
-    payloads: Sequence[Payload],
-    X: Tensor | Rows,
-    auxiliary: Mapping[str, Tensor],
+    common: Common, shared: Layout, payloads: Sequence[Payload], X: Tensor | Rows, auxiliary: Mapping[str, Tensor]
 ) -> Updates:
     """Return rows X with the other values of the payloads, which are in the order of the rows."""
     rows = tuple(row for payload in payloads for row in payload.rows)
     n = torch.tensor([size for payload in payloads for size in payload.sizes], dtype=torch.float64)
-    weight = torch.ones_like(n) if method.weights == "uniform" else n.clone()
+    weight = torch.ones_like(n) if common.method.weights == "uniform" else n.clone()
     names, support = payloads[0].extra if payloads else (), None
-    if method.wants_support:
+    if common.method.wants_support:
         blocks = len(shared.blocks)
         masks = [p.support.view(-1, blocks) for p in payloads if p.support is not None]
         support = torch.cat(masks).bool() if masks else torch.zeros(0, blocks).bool()
     extra = {name: [v for p in payloads for v in (p.extra[name] if p.tasks else [p.extra[name]])] for name in names}
-    present = federation.presence(shared, rows)
+    present = common.federation.presence(shared, rows)
     return Updates(shared, rows, X, n, weight, None, present, extra, auxiliary=auxiliary, support=support)
 
 
 def server_step(
-    method: Method,
-    layout: Layout,
-    federation: BuiltFederation,
+    common: Common,
     payloads: Iterable[Payload],
     state: State,
     ctx: Ctx,
@@ -233,35 +213,26 @@ def server_step(
     `starts` are the vectors from which clients started, if they are not in the state. Rows with nan or inf are dropped
     and logged; if none is left, or the round fails, the models stay as they were (see `recovery.py`).
     """
-    updates, received = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
-    start = partial(bases, method, state, starts=starts)
-    return aggregated(method, layout, federation, updates, received, state, ctx, start)
+    updates, received = collect(common, payloads, ctx.targets or (), state["model"].dtype)
+    return aggregated(common, updates, received, state, ctx, partial(bases, common.method, state, starts=starts))
 
 
 def server_step_by_sums(
-    method: Method,
-    layout: Layout,
-    federation: BuiltFederation,
-    payloads: Iterable[Payload],
-    state: State,
-    ctx: Ctx,
-    again: Callable[[], Iterable[Payload]],
+    common: Common, payloads: Iterable[Payload], state: State, ctx: Ctx, again: Callable[[], Iterable[Payload]]
 ) -> State:
     """Return what `server_step` does, with rows that are added up as they come (see `adds_up`).
 
     `again` gets the payloads once more; it is called where it turns out that a row must be dropped.
     """
     try:
-        updates, received = summed(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
-        return aggregated(method, layout, federation, updates, received, state, ctx, partial(bases, method, state))
+        updates, received = summed(common, payloads, ctx.targets or (), state["model"].dtype)
+        return aggregated(common, updates, received, state, ctx, partial(bases, common.method, state))
     except RowsNeededError:
-        return server_step(method, layout, federation, again(), state, ctx)
+        return server_step(common, again(), state, ctx)
 
 
 def aggregated(
-    method: Method,
-    layout: Layout,
-    federation: BuiltFederation,
+    common: Common,
     updates: Updates,
     received: Sequence[Payload],
     state: State,
@@ -275,27 +246,25 @@ def aggregated(
     `start` gives the vectors from which clients started. Where rows lie in several processes, `back` gives the whole
     rows of a result, and `agree` makes known to all what one of them found.
     """
-    hides = method.stage.traits.hides
+    stages, hides = common.method.stage, common.method.stage.traits.hides
     updates, sizes = usable(updates, received, ctx)
     if not len(updates) and not hides:  # a stage that hides adds noise even to nothing: an empty round must not show
         return nothing_received(state, ctx)
-    if "base" in method.stage.traits.reads:
+    if "base" in stages.traits.reads:
         updates = updates.replace(base=start([client for client, _ in updates.rows]))
 
     def step(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> State:
-        out, stage = method.stage(updates, state["stage"], ctx)
+        out, stage = stages(updates, state["stage"], ctx)
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
-        return apply_update(method, layout, federation, {**state, "stage": stage}, back(out), received, updates.present)
+        return apply_update(common, {**state, "stage": stage}, back(out), received, updates.present)
 
     # under DP, row norms are private, so they are not used to detect outliers
-    return reject_outliers(updates, {} if hides else sizes, received, state, ctx, step, method.stage, agree)
+    return reject_outliers(updates, {} if hides else sizes, received, state, ctx, step, stages, agree)
 
 
 def apply_update(
-    method: Method,
-    layout: Layout,
-    federation: BuiltFederation,
+    common: Common,
     state: State,
     rows: Iterable[tuple[Row, Tensor]],
     received: Sequence[Payload],
@@ -306,28 +275,22 @@ def apply_update(
     `present` (K x blocks, or None for all) are the blocks that the round's rows have. Those that no row has stay as
     they are, and so does the server rule's memory of them: for them this was a round in which nobody took part.
     """
-    new = {**state, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
+    method, new = common.method, {**state, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
     if method.task_vectors:
         rows = list(rows)
         # views keep the whole matrix alive, so they are only used if they replace every vector
-        whole = len(rows) == len(federation.tasks)
+        whole = len(rows) == len(common.federation.tasks)
         vectors = {str(task): x if whole else x.clone() for (_, task), x in rows}
         new["tasks"] = {**state["tasks"], **vectors}
         new = _counted(new, received) if state["integers"] else new
         if state["buffers"] is not None and len(state["buffers"]):
             known, apart = state.get("task_buffers", {}), [one for p in received for one in _by_task(p)]
             new["task_buffers"] = known | {
-                task: merge_buffers(
-                    method,
-                    method.shared_buffers(layout),
-                    federation,
-                    [p for p in apart if p.row[1] == task],
-                    known.get(task, state["buffers"]),
-                )
+                task: merge_buffers(common, [p for p in apart if p.row[1] == task], known.get(task, state["buffers"]))
                 for task in vectors
             }
         return new
-    still = () if present is None or method.stage.traits.hides else _resting(method.shared_part(layout), present)
+    still = () if present is None or method.stage.traits.hides else _resting(common.shared, present)
     for key, update in rows:
         # a row for everyone also moves the personal models
         for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
@@ -344,7 +307,7 @@ def apply_update(
             else:
                 new["personal"][name] = after
     if state["buffers"] is not None and len(state["buffers"]):
-        new["buffers"] = merge_buffers(method, method.shared_buffers(layout), federation, received, state["buffers"])
+        new["buffers"] = merge_buffers(common, received, state["buffers"])
     return _counted(new, received) if state["integers"] else new
 
 
@@ -364,17 +327,15 @@ def _by_task(payload: Payload) -> list[Payload]:
     return [replace(payload, row=row, n=n, buffers=buffers) for row, n, buffers in rows]
 
 
-def merge_buffers(
-    method: Method, layout: Layout, federation: BuiltFederation, payloads: Sequence[Payload], before: Tensor
-) -> Tensor:
+def merge_buffers(common: Common, payloads: Sequence[Payload], before: Tensor) -> Tensor:
     """Return the weighted mean, or pooled statistics, of float buffers over the clients that trained the block's task.
 
     A block that no client trained keeps its value. pooled: variance = mean of variances + variance of means.
     """
-    merged = before.clone()
+    method, layout, merged = common.method, common.shared_buffers, before.clone()
     means: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     for block, s in zip(layout.blocks, layout.slices, strict=True):
-        trained = [p for p in payloads if block.task is None or block.task in federation.client(p.row[0]).tasks]
+        trained = [p for p in payloads if block.task is None or block.task in common.federation.client(p.row[0]).tasks]
         if not trained:
             continue
         w = torch.tensor([1.0 if method.weights == "uniform" else p.n for p in trained], dtype=torch.float64)

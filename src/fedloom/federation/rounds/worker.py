@@ -18,9 +18,8 @@ from fedloom.core.machine import keep_memory, out_of_memory
 from fedloom.federation.recipes.runtime import Evaluation, Runtime
 from fedloom.federation.rounds.client import ClientRound, finish, for_task, load, load_personal, part_of, tune
 from fedloom.federation.rounds.evaluation import Scores, answers, at_once, confusions, evaluate
-from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
+from fedloom.federation.rounds.federation import BuiltClient, Common, Part
 from fedloom.federation.rounds.messages import Message, Payload
-from fedloom.methods.method import Method
 from fedloom.models.tasks.task import Metric
 from fedloom.training import loop
 from fedloom.training.config import Training
@@ -31,12 +30,10 @@ from fedloom.training.stacked import Stackable, group, train_stacked
 
 
 @dataclass(frozen=True, eq=False)
-class Setup:
+class Setup(Common):
     """Everything that a worker needs and that stays the same during a run."""
 
-    method: Method
     module: nn.Module
-    federation: BuiltFederation
     training: Training
     evaluation: Evaluation
     seed: int
@@ -58,7 +55,8 @@ class Setup:
         if attack is not None:
             examples = attack.examples(client.train.examples, {task: each for task, (each, _) in client.tasks.items()})
             client = replace(client, train=replace(client.train, examples=examples))
-        return kind(self.method, model, self.federation, client, ctx, client.settings(self.training), attack)
+        training = client.settings(self.training)
+        return kind(self.method, model.layout, self.federation, model, client, ctx, training, attack)
 
 
 POOL, COUNTS = "", "counts:"
@@ -196,7 +194,7 @@ class Worker:
                 if not job.state:
                     begun[id(job.message.vector)] = base
             stack.append(Stackable(turns[job.client][0].client.work(job.client), base))
-        shared = model.layout.parameters.spans(s.method.shared_part(model.layout))
+        shared = model.layout.parameters.spans(s.shared)
         for members in group(stack, s.training):
             start = time.perf_counter()
             who, more = f"{len(members)} stacked clients, round {ctx.round}", " or training.stacked=false"
@@ -255,7 +253,7 @@ class Worker:
         if (model := self._own.get(job.client, self._common)) is not self.model:
             self.model, last = model, None
         if last is None or job.personal or not job.same_model(last):
-            message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
+            message = for_task(s, self.model, job.client, job.message, job.task)
             load(s.method, self.model, message, job.state)
         if job.personal:
             load_personal(self.model, job.state.get("personal", {}))
