@@ -111,6 +111,9 @@ class Corrector(_Convolutions):
 class AuxiliaryHead(nn.Linear):
     """m: logits (B x classes) from pooled features (B x C); one head for f+, f- and f*."""
 
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__(channels, classes)
+
 
 @dataclass(frozen=True, eq=False)
 class Decoupled:
