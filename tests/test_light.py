@@ -9,8 +9,7 @@ from grid_support import FEDAVG, paper_grid, write_grid
 from tests_support import loaded
 
 TABLES = """
-from fedloom.study.grid import open_folder
-from fedloom.study.table import tabulate
+from fedloom.study import open_folder, tabulate
 table = tabulate(*open_folder({folder!r}))
 for kind in ("text", "markdown", "latex", "html", "csv", "json"):
     getattr(table, f"to_{{kind}}")()

@@ -21,7 +21,7 @@ from fedloom.federation.rounds.build import build, method_of
 from fedloom.federation.runs.reader import Run
 from fedloom.methods import METHODS
 from fedloom.stages import CAGrad, Heal, MinNorm, PCGrad, Stage, TopMagnitude
-from fedloom.study.comparison import compare
+from fedloom.study import compare
 from fedloom.training import Proximal
 from tests_support import Quick, load_recipe
 

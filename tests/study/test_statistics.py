@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedloom.errors import StateError
+from fedloom.study import delta_m
 from fedloom.study.comparison import shortened
 from fedloom.study.grid import Cell, Grid, open_folder
 from fedloom.study.results import of_grid
@@ -23,7 +24,6 @@ from fedloom.study.statistics import (
     against_zero,
     bound,
     clear_best,
-    delta_m,
     delta_terms,
     detectable_gain,
     hedges,

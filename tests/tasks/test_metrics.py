@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import jaccard_score
 
+import fedloom.study
 from fedloom.errors import DataError
 from fedloom.tasks import DepthError, MaxF, MeanIoU, NormalError, OdsF, PixelAccuracy, PlainEdgeF, delta_m
 
@@ -350,3 +351,4 @@ def test_delta_m_by_hand():
     base = {"semseg": 0.4, "depth": 0.5, "edge": 0.0}
     values = {"semseg": 0.5, "depth": 0.45, "edge": 0.7}
     assert delta_m(values, base, {"semseg": "max", "depth": "min", "edge": "max"}) == pytest.approx((25 + 10) / 2)
+    assert fedloom.study.delta_m is delta_m

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from fedloom.core.errors import RecipeError, StateError, nearest
 from fedloom.core.server import ServerRule
-from fedloom.core.settings.section import Count, Fixed, Problems, Section, value_at
+from fedloom.core.settings.section import FIXED, Count, Problems, Section, value_at
 from fedloom.core.settings.trust import Origin
 from fedloom.core.settings.yaml import parse
 from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner
@@ -202,7 +202,7 @@ def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str,
         held = section if where == "method" else section["add"][name]
         rule = server_rule(of({})) if where == "method" else None
         for field, info in registry[name].params.model_fields.items():
-            if any(isinstance(each, Fixed) for each in info.metadata):
+            if info.json_schema_extra == FIXED:
                 continue
             value = held.get(field, info.default)
             if value is None:  # the method's own choice, such as the step of fedopt

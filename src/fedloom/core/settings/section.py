@@ -202,14 +202,10 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
-
-
-class Fixed:
-    """The mark of a number of a method that says how much a client trains, or on what: tuning leaves it alone."""
-
-
-FixedCount = Annotated[Count, Fixed()]
-FixedNatural = Annotated[Natural, Fixed()]
+FIXED = {"fixed": True}
+"""The mark of a number of a method that says how much a client trains, or on what: tuning leaves it alone."""
+FixedCount = Annotated[int, Field(ge=1, json_schema_extra={**FIXED})]
+FixedNatural = Annotated[int, Field(ge=0, json_schema_extra={**FIXED})]
 
 
 class Section(BaseModel):
