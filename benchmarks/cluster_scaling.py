@@ -131,6 +131,8 @@ def step(scratch: str, d: int, turns: int) -> None:
             continue
         recipe = load("digits-tasks", [f"method={json.dumps({'name': base, 'add': add})}"])
         about = {"recipe": recipe, "method": build_method(recipe.method), "layout": layout, "federation": federation}
+        method = about["method"]
+        about |= {"shared": method.shared_part(layout), "shared_buffers": method.shared_buffers(layout)}
         built: Any = SimpleNamespace(**about, module=None, attacks={})
         member = (Member if exact else Sharing)(built, comm, SimpleNamespace())  # type: ignore[arg-type]
         mine = [c for c in names if member.owner[c] == comm.rank]
@@ -142,7 +144,7 @@ def step(scratch: str, d: int, turns: int) -> None:
             payloads = (Payload((c, None), 100.0, {"values": row}) for c, row in zip(mine, list(rows), strict=True))
             before, start = comm.sent, time.perf_counter()
             if comm.size == 1:
-                server_step(built.method, layout, federation, payloads, server, Round(built, 1, Progress()).ctx(names))
+                server_step(built, payloads, server, Round(built, 1, Progress()).ctx(names))
             else:
                 member._step(server, payloads, Round(built, 1, Progress()), names)
             nbytes = comm.sent - before

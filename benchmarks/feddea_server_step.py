@@ -33,7 +33,7 @@ class Round:
         from fedloom.codecs import Raw, Sparse
         from fedloom.core.context import Ctx
         from fedloom.core.layout import Block, Layout
-        from fedloom.federation.rounds.federation import BuiltFederation
+        from fedloom.federation.rounds.federation import BuiltFederation, Common
         from fedloom.methods.method import Method
         from fedloom.stages import Identity, TopMagnitude
 
@@ -41,6 +41,7 @@ class Round:
         edge = TopMagnitude(float(name.split()[1].rstrip(","))) if name.startswith("FedDEA") else Identity()
         self.method = Method(name, edge=edge, codec=Sparse() if name.endswith("sparse") else Raw())
         self.layout = Layout((Block("body", (d // 2,)), Block("head", (d - d // 2,), role="head")))
+        self.common = Common(self.method, self.layout, self.federation)
         self.rows = tuple((client, None) for client in self.federation.clients)
         self.ctx = Ctx(1, 0, self.rows)
 
@@ -66,7 +67,7 @@ class Round:
 
         # a payload's tensors are held by nobody but the payload
         payloads = map(lambda row, one: Payload(row, 10.0, one), self.rows, packed)
-        return server_step(self.method, self.layout, self.federation, payloads, state, self.ctx)
+        return server_step(self.common, payloads, state, self.ctx)
 
 
 def peak(name: str, d: int) -> float:

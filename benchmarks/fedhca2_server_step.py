@@ -104,9 +104,10 @@ class Work:
 
     def step(self, payloads: Iterable[Any], state: Any) -> dict[str, Any]:
         """The server's part of a round."""
+        from fedloom.federation.rounds.federation import Common
         from fedloom.federation.rounds.server import server_step
 
-        return server_step(self.method, self.layout, self.federation, payloads, state, self.ctx)
+        return server_step(Common(self.method, self.layout, self.federation), payloads, state, self.ctx)
 
     def named(self, i: int, x: Any) -> dict[str, Any]:
         """A vector of client i as a dictionary of its tensors, each with memory of its own."""

@@ -36,14 +36,13 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 def correlations(*changes: str) -> Iterator[float]:
     """One number per client: of its bias update in round 1 and its label counts."""
     built = build(load("digits-tasks", (*BASE, *changes)))
-    method, layout, federation = built.method, built.layout, built.federation
-    shared, worker = method.shared_part(layout), Worker(built.setup)
-    messages = dispatch(method, layout, federation, initial_state(built)["server"], federation.clients)
+    federation, shared, worker = built.federation, built.shared, Worker(built.setup)
+    messages = dispatch(built, initial_state(built)["server"], federation.clients)
     columns = shared.slices[shared.names.index("heads.digit.bias")]
     for name, client in federation.clients.items():
         payload = worker.train(TrainJob(name, 1, messages[name], {})).payload
         like = blank(shared, federation, payload.rows, torch.zeros(1, shared.d))
-        update = method.codec.unpack(payload.packed, like)[0, columns].double()
+        update = built.method.codec.unpack(payload.packed, like)[0, columns].double()
         yield float(torch.corrcoef(torch.stack([update, client.class_counts]))[0, 1])
 
 

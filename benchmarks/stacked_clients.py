@@ -38,9 +38,7 @@ def main() -> None:
             )
             built = build(load("digits-tasks", changes))
             worker = Worker(built.setup)
-            messages = dispatch(
-                built.method, built.layout, built.federation, initial_state(built)["server"], built.federation.clients
-            )
+            messages = dispatch(built, initial_state(built)["server"], built.federation.clients)
             jobs = [TrainJob(name, 1, message, {}) for name, message in messages.items()]
             ways: dict[str, Callable[[], object]] = {
                 "one": lambda w=worker, j=jobs: [w.train(job) for job in j],

@@ -59,7 +59,7 @@ def through_the_runtime(clients: list[Any]) -> None:
 
     from fedloom.core.context import Ctx
     from fedloom.core.layout import Block, Layout
-    from fedloom.federation.rounds.federation import BuiltFederation
+    from fedloom.federation.rounds.federation import BuiltFederation, Common
     from fedloom.federation.rounds.messages import Payload, rows_of
     from fedloom.federation.rounds.server import dispatch, server_init, server_step
     from fedloom.methods import matu
@@ -82,9 +82,10 @@ def through_the_runtime(clients: list[Any]) -> None:
         **server_init(method, layout, torch.zeros(1).expand(layout.d), {}),
         "model": torch.zeros(1).expand(layout.d),
     }
-    state = server_step(method, layout, federation, payloads, state, Ctx(1, 0, rows_of(method, federation, held)))
+    common = Common(method, layout, federation)
+    state = server_step(common, payloads, state, Ctx(1, 0, rows_of(common, held)))
     for client in held:
-        dispatch(method, layout, federation, state, [client])
+        dispatch(common, state, [client])
 
 
 def peak(k: int, d: int, work: str, count: int) -> float:

@@ -277,17 +277,26 @@ class MeanIoU(Measure):
         self.matrix += torch.bincount(cell.flatten(), minlength=classes**2 + 1)[:-1].view(classes, classes).cpu()
 
     def all(self) -> dict[str, float]:
-        """Return `miou`: mean over classes of tp / (tp + fp + fn); `dice`: mean over all classes but 0, the background,
-        of 2 tp / (2 tp + fp + fn); `pixel_accuracy`: the share of right pixels."""
+        """Return `miou`: mean over classes of tp / (tp + fp + fn); `pixel_accuracy`: the share of right pixels."""
         hits, seen = self.matrix.diagonal().double(), int(self.matrix.sum())
         if not seen:
-            return dict.fromkeys(("miou", "dice", "pixel_accuracy"), math.nan)
-        both = self.matrix.sum(0) + self.matrix.sum(1)
-        union = both - self.matrix.diagonal()
-        counted = union > (-1 if self.absent == "zero" else 0)
-        iou, dice = hits / union.clamp(min=1), 2 * hits / both.clamp(min=1)
-        means = {"miou": float(iou[counted].mean()), "dice": float(dice[1:][counted[1:]].mean())}
-        return {**means, "pixel_accuracy": float(hits.sum()) / seen}
+            return {"miou": math.nan, "pixel_accuracy": math.nan}
+        union = self.matrix.sum(0) + self.matrix.sum(1) - self.matrix.diagonal()
+        iou = hits / union.clamp(min=1)
+        counted = iou if self.absent == "zero" else iou[union > 0]
+        return {"miou": float(counted.mean()), "pixel_accuracy": float(hits.sum()) / seen}
+
+
+class Dice(MeanIoU):
+    """The mean IoU, and the mean of 2 tp / (2 tp + fp + fn) over all classes but 0, the background."""
+
+    kind = "dice"
+
+    def all(self) -> dict[str, float]:
+        hits, both = self.matrix.diagonal().double(), self.matrix.sum(0) + self.matrix.sum(1)
+        dice = 2 * hits / both.clamp(min=1)
+        counted = dice[1:] if self.absent == "zero" else dice[1:][both[1:] > 0]
+        return {"dice": float(counted.mean()) if len(counted) else math.nan, **super().all()}
 
 
 class PixelAccuracy(MeanIoU):
@@ -649,7 +658,8 @@ class Semseg(DenseTask):
         return cross_entropy(output, target, weights=self.class_weights, sets=self.sets)
 
     def metric(self) -> Measures:
-        return Measures(self.name, self.metrics, MeanIoU(self.channels, absent=self.absent, sets=self.sets))
+        measure = Dice if "dice" in self.judge else MeanIoU
+        return Measures(self.name, self.metrics, measure(self.channels, absent=self.absent, sets=self.sets))
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Count how often each pixel is of each class (C x H x W), and how often it has a label."""
