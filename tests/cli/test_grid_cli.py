@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from fedloom.cli.grid import size
-from fedloom.errors import UserError
+from fedloom.errors import StateError, UserError
 from fedloom.experiments import grid_run
 from fedloom.federation.recipes import Recipe, dump
+from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import Cell
 from grid_support import TINY
 
@@ -168,6 +169,16 @@ def test_mistakes_get_one_message_and_exit_code_2(child, fedloom_, args, message
     assert message in err
     assert "Traceback" not in err
     assert not child.ran
+
+
+def test_a_folder_of_run_folders_says_so(tmp_path):
+    for name in ("fedavg-s0", "local-s0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    with pytest.raises(
+        StateError, match="run.json is absent; 2 folders in it are run folders, such as fedavg-s0: name"
+    ):
+        Run.read(tmp_path)
 
 
 def test_sizes():

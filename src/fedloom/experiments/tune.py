@@ -306,7 +306,8 @@ def tune(
     search = search_of(of, budget.trials, stated)
     apart = last.get("partition.val_fraction")
     share = "" if apart is None else f"; {apart:.0%} of each client's examples validate, because the recipe has none"
-    runner.tell(f"{label}: up to {search.trials} settings, each with seed {', '.join(map(str, budget.seeds))}{share}")
+    most = f"up to {search.trials} settings, each" if search.trials > 1 else "one setting,"
+    runner.tell(f"{label}: {most} with seed {', '.join(map(str, budget.seeds))}{share}")
     curve = search.curve(label, ran)
     if not curve.is_known:
         raise UnlearnedError(

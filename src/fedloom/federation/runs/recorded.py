@@ -44,6 +44,8 @@ def no_run(folder: Path, name: str) -> StateError:
         if gone
         else f"{name} is absent"
     )
+    if below := sorted(file.parent.name for file in folder.glob("*/run.json")):
+        why += f"; {len(below)} folders in it are run folders, such as {below[0]}: name these"
     return StateError(f"{folder} is not a run folder: {why}")
 
 
