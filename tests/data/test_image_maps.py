@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.data import DATASETS, Pool
+from fedloom.data.inputs import frames_of, pixels_of
 from fedloom.data.tables.files import by_stem, table_at
 from fedloom.data.tables.preprocessing import Label
 from fedloom.data.transforms import Crop
@@ -275,16 +276,140 @@ def test_masks_that_are_none_are_refused_by_init(table: Path, monkeypatch: pytes
 
 
 def test_a_mask_belongs_to_the_image_with_the_longest_name(tmp_path: Path) -> None:
-    for name in ("a_1.png", "a_1_seg.png", "a.png", "b-mask.png", ".a_2.png", "notes.txt"):
+    for name in ("a_1_seg.png", "a_seg.png", "b_SEG.tif", ".a_2.png", "notes.txt", "a_1_seg_old.txt"):
         (tmp_path / name).touch()
-    found = {name: file.name for name, file in by_stem(tmp_path, {"a_1", "b", "c"}).items()}
-    assert found == {
-        "a": "a.png",
-        "a_1": "a_1.png",
-        "a_1_seg": "a_1_seg.png",
-        "b-mask": "b-mask.png",
-        "b": "b-mask.png",
+    found = by_stem(tmp_path, {"a", "a_1", "b", "c"}, is_map=True)
+    assert {name: found[name].name for name in ("a", "a_1", "b")} == {
+        "a": "a_seg.png",
+        "a_1": "a_1_seg.png",
+        "b": "b_SEG.tif",
     }
+    assert "c" not in found
+    (tmp_path / "c-2_seg.png").touch()  # the image c-2 is gone, and c has no mask
+    with pytest.raises(DataError, match="a_1_seg.png and c-2_seg.png found, with different texts after the names"):
+        by_stem(tmp_path, {"a", "a_1", "b", "c"}, is_map=True)
+    (tmp_path / "a_seg.gif").touch()
+    assert "a_seg" in by_stem(tmp_path)
+    (tmp_path / "a_seg.jpg").touch()
+    with pytest.raises(DataError, match="a_seg.jpg and a_seg.png found, expected one file for 'a_seg'"):
+        by_stem(tmp_path)
+
+
+def test_folders_inside_folders_of_images_have_the_masks_of_their_own(sites: Path) -> None:
+    for site in ("north", "south"):
+        for kind, end in (("images", ""), ("masks", "_mask")):
+            for i in range(16):
+                file = sites / f"all/{site}/{kind}/{i}{end}.png"
+                if file.exists():
+                    target = file.parent / f"p{i // 4}" / f"{i % 4}{end}.png"
+                    target.parent.mkdir(exist_ok=True)
+                    file.rename(target)
+    frame = table_at(sites / "all", None).frame
+    assert {*frame.folder} == {"p0", "p1", "p2", "p3"}
+    known = frame.dropna()
+    assert len(frame) == 32
+    assert [*known.masks] == [name.replace("images", "masks").replace(".png", "_mask.png") for name in known.images]
+    data = read(sites / "all", {"masks": OUTLINE}, image="images", site="site", group="folder")
+    assert len(data.train) + len(data.test) == 24
+
+
+def test_sites_that_differ_are_named(sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(sites)
+    for name, kind in (("west", "imgs"), ("east", "images")):
+        for file in (sites / "all/north/images").iterdir():
+            save(sites / f"all/{name}/{kind}/{file.name}", np.asarray(Image.open(file)))
+    for file in (sites / "all/north/masks").iterdir():
+        save(sites / f"all/west/masks/{file.name}", np.asarray(Image.open(file)))
+    said = command("init", "all", "--out", "r.yaml")
+    assert "sites and their rows: north (16), south (16), west (16)" in said  # west's folder has another name
+    assert "all/east/images is left out: no file beside it has the name of an image there" in said
+    (sites / "all/west").rename(sites / "all/test")
+    with pytest.raises(DataError, match="folders 'test' and 'north' found beside each other, expected .* parts"):
+        table_at(sites / "all", None)
+    (sites / "all/test").rename(sites / "all/west")
+    for file in (sites / "all/west/masks").iterdir():
+        save(file, np.asarray(Image.open(file)) // 255)
+    refused = str(CliRunner().invoke(app, ["init", "all", "--out", "s.yaml"]).exception)
+    assert "pixels of 255 in all/north/masks/1_mask.png found, and of other classes only in others, as" in refused
+    data = read(sites / "all", {"masks": {**OUTLINE, "classes": ["0", "1"]}}, image="images", site="site")
+    assert [doubt for doubt in data.doubts if "class 0 only" in doubt and "'north'" in doubt]
+    command("init", "all", "--missing", "255", "--out", "s.yaml")
+
+
+def test_255_is_a_class_among_values_of_its_size(sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(sites)
+    for site in ("north", "south"):
+        for file in (sites / f"all/{site}/masks").iterdir():
+            mask = np.array(Image.open(file))
+            mask[20:] = 128
+            save(file, mask)
+    assert "masks (segmentation: 0, 128, 255)" in command("init", "all", "--out", "r.yaml")
+    for file in (sites / "all/north/masks").iterdir():
+        save(file, np.where((mask := np.array(Image.open(file))) == 128, 1, mask))
+    for file in (sites / "all/south/masks").iterdir():
+        save(file, np.where((mask := np.array(Image.open(file))) == 128, 1, mask))
+    assert "masks (segmentation: 0, 1)" in command("init", "all", "--out", "s.yaml")
+
+
+@pytest.mark.parametrize(
+    ("mode", "found"), [("1", "masks (segmentation: 0, 1)"), ("P", "(segmentation: 0, 1)"), ("RGBA", "0, 255")]
+)
+def test_masks_of_any_mode_are_read(sites: Path, mode: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(sites)
+    for site in ("north", "south"):
+        for file in (sites / f"all/{site}/masks").iterdir():
+            mask = Image.open(file)
+            if mode == "P":
+                mask = Image.fromarray(np.asarray(mask) // 255)
+                mask.putpalette([0, 0, 0, 200, 0, 0])
+            (mask if mode == "P" else mask.convert(mode)).save(file)
+    assert found in command("init", "all", "--out", "r.yaml")
+    if mode == "RGBA":
+        for site in ("north", "south"):
+            for file in (sites / f"all/{site}/masks").iterdir():
+                mask = np.array(Image.open(file))
+                mask[..., 3], mask[..., :3] = mask[..., 0], 0
+                save(file, mask)
+        refused = str(CliRunner().invoke(app, ["init", "all", "--out", "s.yaml"]).exception)
+        assert "pixels differ only in transparency, expected one channel" in refused
+
+
+def test_masks_that_init_cannot_pair_are_no_classes(sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(sites)
+    for site in ("north", "south"):
+        for file in (sites / f"all/{site}/masks").iterdir():
+            file.rename(file.with_name(f"mask_{file.name}"))
+    refused = str(CliRunner().invoke(app, ["init", "all", "--out", "r.yaml"]).exception)
+    assert "all/north: folders images, masks found; expected classes, or masks in a folder beside the images" in refused
+
+
+def test_names_in_cells_are_of_one_file_each(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(table)
+    cells = pandas.read_csv(table / "labels.csv")
+    cells["name"] = "images/" + cells["name"] + ".png"
+    cells["outline"] = [f"lesion/p{i}_seg.png" for i in range(40)]
+    cells.to_csv("t.csv", index=False)
+    words = ("--clients", "hospital", "--out")
+    said = command("init", "t.csv", "--labels", "ill,lesion,outline", *words, "r.yaml")
+    assert "labels: lesion (segmentation: 0, 7), outline (segmentation: 0, 7)" in said  # the folder is no part of names
+    cells[["outline", *cells.columns[:-1]]].rename(columns={"name": "image"}).to_csv("turned.csv", index=False)
+    for number, labels in enumerate(("ill", "ill,outline")):
+        said = command("init", "turned.csv", "--labels", labels, *words, f"turned{number}.yaml")
+        assert "inputs: the images that image names" in said  # not the masks, though their column is the first
+    (table / "lesion/p3_seg.png").rename(table / "lesion/p3_seg_old.png")
+    outline = {"kind": "segmentation", "classes": ["0", "7"]}
+    data = read(table / "t.csv", {"outline": outline}, image="name", site="hospital")
+    assert f"outline: 1 cells name no file in {table}, so 'outline' has no label there" in data.notes
+    cells["name"] = [f"{i:03d}" for i in range(40)]
+    for i in range(40):
+        (table / f"images/p{i}.png").rename(table / f"images/{i:03d}.png")
+    cells.to_csv("t.csv", index=False)
+    command("init", "t.csv", "--labels", "ill", *words, "numbers.yaml")
+    cells["name"] = [f"C:\\images\\{i}.png" for i in range(40)]
+    cells.drop(columns="outline").to_csv("t.csv", index=False)
+    refused = str(CliRunner().invoke(app, ["init", "t.csv", "--labels", "ill,lesion", *words, "x.yaml"]).exception)
+    assert r"no column names images in . or a folder there" in refused
+    assert "found in column 'name'" in refused
 
 
 def test_a_node_has_masks_of_its_own(sites: Path) -> None:
@@ -301,3 +426,39 @@ def test_a_node_has_masks_of_its_own(sites: Path) -> None:
     _, client = own_data(0, {}, NodeConfig(client="south", data=recipe.data))
     assert [*client.tasks] == ["masks"]
     assert len(client.train) + len(client.val) + len(client.test) == 12
+
+
+def test_files_of_several_images_that_no_slices_are_read_from_are_named(tmp_path: Path) -> None:
+    for i in range(6):
+        for kind in ("images", "masks"):
+            save(tmp_path / f"{kind}/{i}.tif", np.full((8, 8), i % 2, "uint8"))
+    first = Image.open(tmp_path / "images/2.tif").copy()
+    first.save(tmp_path / "images/2.tif", save_all=True, append_images=[first])
+    with pytest.raises(DataError, match=r"2.tif: cannot be read \(2 images found in one file, expected one"):
+        read(tmp_path, {"masks": {"kind": "segmentation", "classes": ["0", "1"]}}, image="images")
+
+
+def test_volumes_that_are_no_numbers_and_headers_that_claim_too_much_are_named(tmp_path: Path) -> None:
+    nibabel, pydicom = pytest.importorskip("nibabel"), pytest.importorskip("pydicom")
+    nibabel.save(
+        nibabel.Nifti1Image(np.zeros((4, 4, 2), [("R", "u1"), ("G", "u1"), ("B", "u1")]), np.eye(4)),
+        tmp_path / "c.nii",
+    )
+    with pytest.raises(DataError, match="c.nii: cannot be read .* expected one number in each place"):
+        pixels_of(tmp_path / "c.nii")
+    scan = pydicom.Dataset()
+    scan.file_meta = pydicom.dataset.FileMetaDataset()
+    scan.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    scan.SOPClassUID = scan.file_meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
+    scan.SOPInstanceUID = scan.file_meta.MediaStorageSOPInstanceUID = pydicom.uid.generate_uid()
+    scan.Rows, scan.Columns, scan.SamplesPerPixel, scan.PhotometricInterpretation = 8, 8, 3, "RGB"
+    scan.BitsAllocated = scan.BitsStored = 8
+    scan.HighBit, scan.PixelRepresentation, scan.PlanarConfiguration = 7, 0, 0
+    scan.PixelData = bytes(8 * 8 * 3)
+    scan.save_as(tmp_path / "c.dcm", enforce_file_format=True)
+    with pytest.raises(DataError, match="c.dcm: cannot be read .3 channels found, expected one"):
+        pixels_of(tmp_path / "c.dcm")
+    scan.NumberOfFrames = 100_000_000
+    scan.save_as(tmp_path / "c.dcm", enforce_file_format=True)
+    with pytest.raises(DataError, match="c.dcm: cannot be read .its header claims 100000000 images of 8 x 8"):
+        frames_of(tmp_path / "c.dcm")

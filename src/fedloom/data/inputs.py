@@ -306,8 +306,14 @@ def frames_of(file: Path) -> tuple[int, int, int]:
             return math.prod(slices), high, wide
         if file.name.lower().endswith(VOLUMES[2]):
             scan = need("pydicom", "volumes").dcmread(file, stop_before_pixels=True)
-            return int(scan.get("NumberOfFrames", 1)), int(scan.Rows), int(scan.Columns)
+            frames, high, wide = (int(scan.get(key, 1)) for key in ("NumberOfFrames", "Rows", "Columns"))
+            claimed = frames * high * wide * int(scan.get("BitsAllocated", 8)) // 8
+            if frames < 1 or claimed > DEFLATED * file.stat().st_size:
+                raise ValueError(f"its header claims {frames} images of {high} x {wide}, which it cannot hold")
+            return frames, high, wide
         with need("PIL.Image", "vision").open(file, formats=FORMATS) as image:
+            if image.format in ("TIFF", "GIF") and (pages := getattr(image, "n_frames", 1)) > 1:
+                raise ValueError(f"{pages} images found in one file, expected one; save each as a file, or all as .nii")
             turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
             return (1, image.width, image.height) if turned else (1, image.height, image.width)
 
@@ -472,9 +478,13 @@ def pixels_of(file: Path, as_label: bool = False) -> Array:
     with parsing(f"{file}: cannot be read"):
         if is_volume:
             volume = np.asarray(_volume(file).dataobj)
+            if volume.dtype.kind not in "iuf":
+                raise ValueError(f"values of type {volume.dtype} found, expected one number in each place")
             pixels = np.moveaxis(volume.reshape(*volume.shape[:2], -1), 2, 0)[:, None]
         elif is_dicom:
             scan = library.dcmread(file)
+            if (samples := int(scan.get("SamplesPerPixel", 1))) != 1:
+                raise ValueError(f"{samples} channels found, expected one; save colours as PNG")
             plain = scan.pixel_array * float(scan.get("RescaleSlope", 1)) + float(scan.get("RescaleIntercept", 0))
             pixels = plain.reshape(-1, 1, *plain.shape[-2:])
         else:
@@ -484,6 +494,10 @@ def pixels_of(file: Path, as_label: bool = False) -> Array:
                 deep = image.mode.startswith(DEEP)
                 shown = "L" if image.mode in ("1", "L") else "RGB"
                 plain = np.asarray(image if as_label or deep else image.convert(shown))
+            if plain.dtype == bool:
+                plain = plain.astype(np.uint8)
+            if as_label and image.mode == "RGBA" and not np.ptp(plain[..., :3]) and np.ptp(plain[..., 3]):
+                raise ValueError("pixels differ only in transparency, expected one channel (the label of each pixel)")
             if plain.ndim == 3 and as_label and (plain[..., :3] == plain[..., :1]).all():
                 plain = plain[..., 0]  # grey, written as a colour image
             if plain.ndim == 3 and as_label:

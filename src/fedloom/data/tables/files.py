@@ -23,8 +23,10 @@ from fedloom.models.tasks.task import IGNORE
 if TYPE_CHECKING:
     from torch import Tensor
 
-IMAGES = ("image", "images", "img", "imgs", "jpegimages", "scans")
+IMAGES = ("image", "images", "imagestr", "img", "imgs", "jpegimages", "scans")
 """Names of a folder of images beside which folders of their maps lie."""
+FOLDER, DEPTH = "folder", 2
+"""The column of the folders inside a folder of images, and how deep these may lie."""
 FAR = 80.0
 """Depths of more metres do not count (`tasks.Depth`)."""
 
@@ -64,7 +66,7 @@ class Files:
             if label.kind in MAPS:
                 column = whole.column(label.column or task)
                 folder = base if label.root is None else base / Path(label.root).expanduser()
-                maps[task] = found_in(column, folder, is_map=True)
+                maps[task] = found_in(column, folder, is_map=column.name == image)
                 gone = np.array([file is None for file in maps[task]])
                 if label.root is None and (lost := int((gone & column.present).sum())):
                     notes.append(
@@ -98,6 +100,9 @@ class Files:
         starts = dict(zip(files, (np.cumsum(slices) - slices).tolist(), strict=True))
         pixels = read_deep(files, size) if deep else read(files, size, fit)
         places = np.array([starts[file] for file in some]) + self.level[rows]
+        if len(pixels) != slices.sum():
+            found = f"{len(pixels)} slices found in all, expected {slices.sum()}"
+            raise DataError(f"{self.table.where}: {found}, as the headers of the images say: one of them is damaged")
         is_whole = len(places) == len(pixels) and bool((places == np.arange(len(places))).all())
         return (pixels if is_whole else pixels[places]).contiguous(), deep
 
@@ -157,27 +162,31 @@ def _coded(values: Array, label: Label, codes: Collection[float], where: str) ->
 def found_in(column: Column, base: Path, is_map: bool = False) -> list[Path | None]:
     """Return the file of each row, None where there is none. Raises DataError for a name that leads out of `base`.
 
-    A name may lack the ending. With `is_map` it may be an image's, whose map's name has more after "_", "-" or ".".
+    A name may lack the ending, and zeros before a number, which tables lose. With `is_map` it is an image's, whose map
+    may have another ending, and more after "_", "-" or "."; a folder of all images is not part of the map's name.
     """
-    wanted: list[Path | None] = []
-    for text, missing in zip(map(tables.text_of, column.series), column.series.isna(), strict=True):
-        name = text.strip().replace("\\", "/")
-        is_name = not missing and name and text not in column.codes
-        if is_name and (name.startswith("/") or ".." in name.split("/")):
+    names: list[str] = []
+    for cell, missing in zip(column.series, column.series.isna(), strict=True):
+        text = cell if isinstance(cell, str) else tables.text_of(cell)
+        name = "" if missing or tables.text_of(cell) in column.codes else text.strip().replace("\\", "/")
+        if name.startswith("/") or ".." in name.split("/"):
             column.fail(f"{text!r} found, expected the name of a file below {base}")
-        wanted.append(base / name if is_name else None)
+        names.append(name)
+    heads = {name.partition("/")[0] if "/" in name else "" for name in names if name}
+    if is_map and len(heads) == 1 and (head := heads.pop()) and not (base / head).is_dir():
+        names = [name.partition("/")[2] for name in names]
+    wanted = [base / name if name else None for name in names]
+    found = [file if file and ending(file.name) and os.path.isfile(file) else None for file in wanted]
     stems: dict[Path, set[str]] = {}
-    for file in wanted:
-        if file is not None:
+    for file, known in zip(wanted, found, strict=True):
+        if file and not known and (is_map or not ending(file.name)):
             stems.setdefault(file.parent, set()).add(_stem(file))
-    beside = {folder: by_stem(folder, own if is_map else ()) for folder, own in stems.items()}
-
-    def there(file: Path) -> Path | None:
-        if ending(file.name) and file.is_file():
-            return file
-        return beside[file.parent].get(_stem(file)) if is_map or not ending(file.name) else None
-
-    return [None if file is None else there(file) for file in wanted]
+    beside = {folder: by_stem(folder, own, is_map) for folder, own in stems.items()}
+    if column.series.dtype.kind in "iuf":
+        for folder, files in beside.items():
+            beside[folder] = _numbered(folder, files) | files
+    pairs = zip(wanted, found, strict=True)
+    return [known or (beside.get(file.parent, {}).get(_stem(file)) if file else None) for file, known in pairs]
 
 
 def _stem(file: Path) -> str:
@@ -185,19 +194,46 @@ def _stem(file: Path) -> str:
     return file.name[: len(file.name) - len(ending(file.name))]
 
 
-def by_stem(folder: Path, names: Collection[str] = ()) -> dict[str, Path]:
-    """Return the images of a folder by their names without ending, and those with more after one of `names` and "_",
-    "-" or "." by the longest such name. Raises DataError where two of these have one."""
-    listed = sorted(folder.iterdir()) if folder.is_dir() else []
-    files = {_stem(each): each for each in listed if ending(each.name) and not each.name.startswith(".")}
-    longer: dict[str, Path] = {}
-    for stem, file in files.items() if names else ():
-        cuts = [stem[:place] for place, mark in enumerate(stem) if mark in "_-."]
-        if stem in names or not (name := next((cut for cut in reversed(cuts) if cut in names), "")) or name in files:
-            continue
-        if (other := longer.setdefault(name, file)) is not file:
+def _numbered(folder: Path, files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the files whose names are numbers by these numbers. Raises DataError where two have one."""
+    numbers: dict[str, Path] = {}
+    for stem, file in files.items():
+        number = str(int(stem)) if stem.isascii() and stem.isdecimal() else ""
+        if number and (other := numbers.setdefault(number, file)) is not file and number not in files:
+            raise DataError(f"{folder}: {other.name} and {file.name} found, expected one file for {number}")
+    return numbers
+
+
+def by_stem(folder: Path, names: Collection[str] = (), is_map: bool = False) -> dict[str, Path]:
+    """Return the images of a folder by their names without ending; with `is_map` also those with more after one of
+    `names` and "_", "-" or "." by the longest such name. Raises DataError where two files have one name of `names` (of
+    all, if there are none), and where not all of the folder have the same after these names."""
+    listed = sorted(folder.iterdir()) if os.path.isdir(folder) else []
+    files: dict[str, Path] = {}
+
+    def put(name: str, file: Path) -> None:
+        if (other := files.setdefault(name, file)) is not file and (name in names or not names):
             raise DataError(f"{folder}: {other.name} and {file.name} found, expected one file for {name!r}")
-    return files | longer
+
+    for file in listed:
+        if ending(file.name) and not file.name.startswith("."):
+            put(_stem(file), file)
+    more: dict[str, Path] = {}
+    if is_map and (same := next((name for name in names if name in files), "")):
+        more[""] = files[same]
+    for stem, file in [*files.items()] if is_map else ():
+        cuts = [stem[:place] for place, mark in enumerate(stem) if mark in "_-."]
+        if stem in names or not (name := next((cut for cut in reversed(cuts) if cut in names), "")):
+            continue
+        if name in files and _stem(files[name]) == name:
+            continue
+        put(name, file)
+        more.setdefault(stem[len(name) :].casefold(), file)
+    if len(more) > 1:
+        one, other = [*more.values()][:2]
+        found = f"{one.name} and {other.name} found, with different texts after the names of their images"
+        raise DataError(f"{folder}: {found}; expected the same text in the names of all")
+    return files
 
 
 def base_of(path: Path, root: str | None) -> Path:
@@ -212,7 +248,7 @@ def is_table_at(path: Path) -> bool:
 
 def maps_in(path: Path) -> list[str]:
     """Return the columns of the maps in folders of images and of their maps; none of any other table."""
-    return [*dict.fromkeys(folder.name for place in _places(path) for folder in _folders(place)[1:])]
+    return [*dict.fromkeys(folder.name for place in _places(path) for folder in _maps_of(place))]
 
 
 def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Table:
@@ -225,38 +261,81 @@ def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Tabl
     if len(depths := {len(parts) for parts in around}) > 1:
         some = " and ".join(str(place) for place in places[:2])
         raise DataError(f"{path}: folders of images and masks found in {some}, expected them at one depth")
-    are_parts = [all(parts[level].casefold() in PARTS for parts in around) for level in range(*depths)]
+    named = [[parts[level].casefold() in PARTS for parts in around] for level in range(*depths)]
+    for level, are_parts in enumerate(named):
+        if any(are_parts) and not all(are_parts):  # test images would be a site, and be trained on
+            one, other = around[are_parts.index(True)][level], around[are_parts.index(False)][level]
+            expected = "expected the names of parts (train, val, test) only, or of none"
+            raise DataError(f"{path}: folders {one!r} and {other!r} found beside each other, {expected}")
     rows: list[dict[str, str | None]] = []
-    notes: list[str] = []
+    notes = [
+        f"{each} is left out: no file beside it has the name of an image there"
+        for each in _images_below(path)
+        if each.parent not in places
+    ]
+    image = _folders(places[0])[0].name
     for place, parts in zip(places, around, strict=True):
-        where = {SITE: [part for part, is_part in zip(parts, are_parts, strict=True) if not is_part]}
-        where["split"] = [part for part, is_part in zip(parts, are_parts, strict=True) if is_part]
+        where = {SITE: [part for part, are_parts in zip(parts, named, strict=True) if not are_parts[0]]}
+        where["split"] = [part for part, are_parts in zip(parts, named, strict=True) if are_parts[0]]
         beside: dict[str, str | None] = {key: "-".join(names) for key, names in where.items() if names}
-        image, *others = _folders(place)
-        images = by_stem(image)
-        maps = {folder.name: by_stem(folder, images) for folder in others}
-        rows += [
-            {image.name: str(file.relative_to(path))}
-            | {name: str(files[stem].relative_to(path)) if stem in files else None for name, files in maps.items()}
-            | beside
-            for stem, file in images.items()
-        ]
-        for name, files in maps.items():
-            named = {files[stem] for stem in images if stem in files}
-            if strays := sorted(file.name for file in files.values() if file not in named):
+        images, others = _tree(_folders(place)[0]), _maps_of(place)
+        if taken := [each.name for each in others if each.name in (image, FOLDER, SITE, "split")]:
+            raise DataError(f"{place / taken[0]}: this name is that of another column; rename the folder")
+        maps = {folder.name: _tree(folder, images) for folder in others}
+        for inner, files in images.items():
+            beside |= {FOLDER: inner} if any(images) else {}
+            rows += [
+                {image: str(file.relative_to(path))}
+                | {
+                    name: str(own[stem].relative_to(path)) if (own := tree[inner]).get(stem) else None
+                    for name, tree in maps.items()
+                }
+                | beside
+                for stem, file in files.items()
+            ]
+        for name, tree in maps.items():
+            used = {own[stem] for inner, own in tree.items() for stem in images[inner] if stem in own}
+            if strays := sorted(file.name for own in tree.values() for file in own.values() if file not in used):
                 notes.append(f"{place / name}: {len(strays)} files are of no image, such as {strays[0]}")
     frame = pandas.DataFrame(rows)
-    own = SITE if site is None and SITE in frame else site
-    return replace(tables.read(frame, own, missing), where=str(path), notes=tuple(notes))
+    own_site = SITE if site is None and SITE in frame else site
+    return replace(tables.read(frame, own_site, missing), where=str(path), notes=tuple(notes))
 
 
-def _places(path: Path, depth: int = 2) -> list[Path]:
-    """Return the folders, `path` or up to `depth` below, in which images have a folder and their maps another."""
+def _tree(folder: Path, images: Mapping[str, Mapping[str, Path]] | None = None) -> dict[str, dict[str, Path]]:
+    """Return the images of a folder and of those below it, by their names without ending; of `images`, their maps."""
+    if images is not None:
+        return {inner: by_stem(folder / inner, own, is_map=True) for inner, own in images.items()}
+    below = {"": by_stem(folder)}
+    for base, folders, _ in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        below |= {(Path(base) / name).relative_to(folder).as_posix(): by_stem(Path(base) / name) for name in folders}
+    return {inner: files for inner, files in below.items() if files}
+
+
+def _places(path: Path) -> list[Path]:
+    """Return the folders, `path` or up to DEPTH below, in which images have a folder and their maps another."""
+    return [each.parent for each in _images_below(path) if _maps_of(each.parent)]
+
+
+def _images_below(path: Path, depth: int = DEPTH) -> list[Path]:
+    """Return the folders of images in `path` or up to `depth` below, one of each folder."""
     folders = [] if tables.is_table(path) or not path.is_dir() else _folders(path)
-    images = by_stem(folders[0]) if folders and folders[0].name.casefold() in IMAGES else {}
-    if images and any(by_stem(other, images).keys() & images.keys() for other in folders[1:]):
-        return [path]
-    return [place for folder in sorted(folders) if depth for place in _places(folder, depth - 1)]
+    if folders and folders[0].name.casefold() in IMAGES and _tree(folders[0]):
+        return folders[:1]
+    return [each for folder in sorted(folders) if depth for each in _images_below(folder, depth - 1)]
+
+
+def _maps_of(place: Path) -> list[Path]:
+    """Return the folders beside that of images which have a file with the name of an image."""
+    image, *others = _folders(place)
+    images = _tree(image)
+    trees = {folder: _tree(folder, images) for folder in others}
+    return [
+        folder
+        for folder, tree in trees.items()
+        if any(own.keys() & images[inner].keys() for inner, own in tree.items())
+    ]
 
 
 def _folders(path: Path) -> list[Path]:

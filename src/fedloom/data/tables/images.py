@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -17,18 +16,22 @@ from pydantic import Field
 from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.section import BelowOne, Count
+from fedloom.data.class_folders import few
 from fedloom.data.combine import Pad, Side
-from fedloom.data.inputs import Fit, marks, pixels_of
+from fedloom.data.inputs import Fit, ending, marks, pixels_of
 from fedloom.data.prepare import DATASETS, Array, Reading, TestFraction, channel_statistics, copies
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
-from fedloom.data.tables.files import FAR, Files, base_of, found_in, table_at
+from fedloom.data.tables.files import FAR, IMAGES, Files, base_of, found_in, table_at
 from fedloom.data.tables.preprocessing import MAPS, Label, label_columns
-from fedloom.data.tables.read import Code, Column, Table, text_of
-from fedloom.data.tables.table import Split, of_rows, plain_name, refuse, rows_of
+from fedloom.data.tables.read import Code, Column, Table, number_of, text_of
+from fedloom.data.tables.table import Rows, Split, labelled, of_rows, plain_name, refuse, rows_of
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
+    import pandas
+    from torch import Tensor
+
     from fedloom.data.dataset import Dataset
 
 SOME, LOOKED = 50, 500
@@ -117,8 +120,22 @@ def image_table(
         return marks(pixels[np.searchsorted(taken, index)], names)
 
     doubts = copies(seen(rows.learned), seen(rows.tests), len(rows.tests))
+    doubts += tuple(_unlike(known, maps, rows))
     made = of_rows(files.table, rows, known, inputs, maps)
     return replace(made, reading=Reading(stored="stretched" if deep else None), doubts=doubts)
+
+
+def _unlike(tasks: Mapping[str, Label], maps: Mapping[str, Tensor], rows: Rows) -> Iterator[str]:
+    """Yield a doubt for each site whose masks have one class only beside pixels without a label."""
+    for task, y in maps.items():
+        for site, parts in rows.parts.items() if tasks[task].kind == "segmentation" else ():
+            places = np.sort(np.concatenate(parts))
+            places = places[labelled(rows.labels[task][places])]
+            values = set(y[np.searchsorted(rows.taken, places)].unique().tolist())
+            if IGNORE in values and len(values) == 2:
+                only = tasks[task].classes[min(values)]
+                found = f"class {only} only, and pixels without a label (such as {IGNORE}), found at site {site!r}"
+                yield f"task {task!r}: {found}; write the classes as at other sites if these pixels have one"
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +170,9 @@ class ImageDraft:
         used = {self.image, self.table.site, self.split, *label_columns(self.tasks)}
         unused = [name for name in map(str, self.table.frame) if name not in used]
         lines = [named(self.tasks), f"inputs: the images that {self.image} names, in {self.base}"]
+        if self.table.site is not None:
+            sites = self.table.frame[self.table.site].map(text_of).value_counts(sort=False)
+            lines.append(f"sites and their rows: {few([f'{name} ({count})' for name, count in sites.items()])}")
         lines += [] if self.split is None else [f"train and test: as {self.split} says"]
         return [*lines, *([f"not used: {', '.join(unused)}"] if unused else []), *self.notes]
 
@@ -176,11 +196,17 @@ def draft_of_images(
         return None
     here = path if path.is_dir() else path.parent
     below = sorted(each for each in here.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
-    found = _image_column(table, [here, *below] if images is None else [images])
+    inputs = [name for name in map(str, table.frame) if name not in labels]
+    inputs.sort(key=lambda name: name.casefold() not in IMAGES)  # masks may have a column, too
+    found = _image_column(table, [here, *below] if images is None else [images], inputs) if inputs else None
     if found is None:
-        if images is None:
+        missing = next((label for label in labels if label not in table.frame and (here / label).is_dir()), None)
+        if images is None and missing is None:
             return None
-        raise DataError(f"{table.where}: no column names images in {images}, expected names of files below it")
+        around = str(images) if images is not None else f"{here} or a folder there"
+        raise DataError(
+            f"{table.where}: no column names images in {around}, expected names of files below it{_alike(table)}"
+        )
     if features is not None:
         raise DataError(f"{table.where}: images are the inputs, so features cannot be: leave one of them out")
     if leave_out:
@@ -192,13 +218,14 @@ def draft_of_images(
         column, places, share = name, [base, *below], 0.5
         if name not in table.frame:  # a folder with a map for each image, or for some
             column, places, share = image, [each for each in below if each.name == name], 0.0
-        where = None if known.get("columns") else _image_column(table, places, [column], share, is_map=True)
+        is_map = column == image
+        where = None if known.get("columns") else _image_column(table, places, [column], share, is_map)
         if where is None:
             if known.get("kind") in MAPS:
                 table.column(name).fail(f"no names of images found, expected those of maps in {base} or below")
             cells[name] = known
             continue
-        label, task = _map_label(table.column(column), where[1], known), plain_name(name)
+        label, task = _map_label(table.column(column), where[1], known, is_map), plain_name(name)
         root = None if where[1] == base else str(where[1].resolve())
         tasks[task] = label.model_copy(update={"column": None if task == column else column, "root": root})
     # Nodes send nothing about labels, so the recipe says their scale.
@@ -211,28 +238,45 @@ def draft_of_images(
 
 
 def _image_column(
-    table: Table, bases: Sequence[Path], columns: Sequence[str] = (), share: float = 0.5, is_map: bool = False
+    table: Table, bases: Sequence[Path], columns: Sequence[str], share: float = 0.5, is_map: bool = False
 ) -> tuple[str, Path] | None:
-    """Return the first column, of all or of `columns`, of which more than a share of the cells name images below one of
+    """Return the first of some columns of which more than a share of the cells name images below one of
     the folders, and that folder. Most of its cells differ: an age may be the name of an image by chance."""
-    cells = {name: table.frame[name].dropna() for name in columns or map(str, table.frame) if name in table.frame}
+    cells = {name: table.frame[name].dropna() for name in columns if name in table.frame}
     for base in bases:
         for name, series in cells.items():
             some = Column(series.head(SOME), table.missing, f"{table.where}, column {name!r}")
-            with suppress(DataError):
+            try:
                 files = found_in(some, base, is_map)
-                there = sum(file is not None for file in files)
-                if there > share * len(files) and 2 * series.nunique() >= len(series):
-                    return name, base
+            except DataError:
+                if len(columns) == 1 and _ends_alike(series):
+                    raise
+                continue
+            there = sum(file is not None for file in files)
+            if there > share * len(files) and 2 * series.nunique() >= len(series):
+                return name, base
     return None
 
 
-def _map_label(column: Column, folder: Path, known: Mapping[str, Any]) -> Label:
+def _alike(table: Table) -> str:
+    """Return what the first cell is that ends like the name of an image, where there is one."""
+    cells = {name: _ends_alike(table.frame[name].dropna()) for name in map(str, table.frame)}
+    return next((f"; {cell!r} found in column {name!r}" for name, cell in cells.items() if cell), "")
+
+
+def _ends_alike(series: pandas.Series) -> str:
+    return next((cell for cell in series.head(SOME) if isinstance(cell, str) and ending(cell)), "")
+
+
+def _map_label(column: Column, folder: Path, known: Mapping[str, Any], is_map: bool) -> Label:
     """Return the label that the maps of a column in a folder have, as some of them look. Raises DataError where they
-    have none."""
-    files = [file for file in found_in(column, folder, is_map=True) if file is not None]
+    have none, and where 255 may be a class or no label."""
+    files = [file for file in found_in(column, folder, is_map) if file is not None]
     files = files[:: -(-len(files) // LOOKED)]
-    values = np.unique(np.concatenate([np.unique(pixels_of(file, as_label=True)) for file in files]))
+    codes = [number for code in column.codes if (number := number_of(code)) is not None]
+    each = [np.setdiff1d(np.unique(pixels_of(file, as_label=True)), codes) for file in files]
+    each = [own[own == own] for own in each]  # NaN is no label
+    values = np.unique(np.concatenate(each))
     kind, metric = known.get("kind"), known.get("metric")
     words = re.findall("[a-z]+", f"{column.name} {folder.name}".casefold())
     if kind == "depth" or (kind is None and "depth" in words):
@@ -240,10 +284,25 @@ def _map_label(column: Column, folder: Path, known: Mapping[str, Any]) -> Label:
         return Label(kind="depth", metric=metric, factor=0.001 if len(metres) and np.median(metres) >= FAR else 1.0)
     if kind not in (None, "segmentation"):
         column.fail(f"kind {kind!r} found, expected {' or '.join(MAPS)} for images with a label for each pixel")
-    classes = values[values != IGNORE] if len(values) > 2 else values
-    if len(classes) > CLASSES or (classes % 1).any():
-        found = f"{len(values)} different values of pixels found, such as {values[1]:g} in {folder}"
+    jpeg = next((file for file in files if file.suffix.lower() in (".jpg", ".jpeg")), None)
+    if (
+        len(values) > CLASSES
+        or (values != np.round(values)).any()
+        or np.isinf(values).any()
+        or (jpeg is not None and len(values) > 2)
+    ):
+        found = f"{len(values)} different values of pixels found, such as {values[1]:g} in {jpeg or folder}"
         column.fail(f"{found}, expected a few whole numbers, one for each class; JPEG changes them, PNG does not")
+    classes = values
+    if IGNORE in values and len(values) > 2:
+        both = [IGNORE in own and len(own) > 2 for own in each]
+        if not any(both):  # black and white here, numbers of classes there
+            one = next(file for file, own in zip(files, each, strict=True) if IGNORE in own)
+            other = next(file for file, own in zip(files, each, strict=True) if {*own} - {0, IGNORE})
+            advice = f"write the classes alike, or say --missing {IGNORE} if such pixels have no label"
+            column.fail(f"pixels of {IGNORE} in {one} found, and of other classes only in others, as {other}; {advice}")
+        classes = values[values != IGNORE] if values[values != IGNORE].max() < CLASSES else values
     if len(classes) < 2:
-        column.fail(f"all pixels have the value {values[0]:g}, so there is nothing to learn: leave the label out")
+        found = f"all pixels have the value {values[0]:g}" if len(values) else "no pixel has a label"
+        column.fail(f"{found}, so there is nothing to learn: leave the label out")
     return Label(kind="segmentation", classes=tuple(map(text_of, classes)), metric=metric)

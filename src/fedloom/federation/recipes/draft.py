@@ -14,9 +14,10 @@ from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.data.arrays import REAL
 from fedloom.data.class_folders import Content, content, few, left_out
 from fedloom.data.folders import copied_files
-from fedloom.data.inputs import LAYOUTS, doubtful_axes, kinds_of
+from fedloom.data.inputs import ENDINGS, LAYOUTS, doubtful_axes, kinds_of
 from fedloom.data.prepare import PARTS, SPLITS, Array, Store
 from fedloom.data.tables.columns import Draft
+from fedloom.data.tables.files import IMAGES
 from fedloom.data.tables.images import ImageDraft
 from fedloom.models.signal import Kind, Signal
 
@@ -32,6 +33,8 @@ noise only; `fedloom tune` chooses a rate for a table."""
 BATCHES, STEPS = (32, 64, 128, 256, 512, 1024), 50
 """Batch sizes for tables: the first with which an epoch of a site of mean size has at most STEPS steps. With 32 always,
 a table of 35,000 rows per site would train for hours where minutes do."""
+_MASKS = ("mask", "label", "seg", "annot", "manual", "truth", "depth")
+"""Parts of names of folders of masks."""
 _MOST = 100  # a column of whole numbers with more values than these is no class label
 
 
@@ -128,9 +131,12 @@ def _folder(path: Path) -> Found:
     flat = {folder for folder, has in inside.items() if has.images}
     if flat and deep <= flat:  # folders inside class folders are left out
         _refuse_parts(path, inside, whole=True)
+        _refuse_masks(path, inside)
         section = {"name": "domain-folders", "root": str(root), "domains": [name], **_IMAGES}
         return Found(section, (), lines=_lines({name: top}, {name: inside}))
     _refuse_parts(path, [f"{folder}/{kind}" for folder, kinds in below.items() for kind in kinds], whole=True)
+    for folder, kinds in below.items():
+        _refuse_masks(path / folder, kinds)
     divided = {*inside} == {*SPLITS}
     if not divided:
         _refuse_parts(path, inside)
@@ -158,6 +164,16 @@ def _refuse_parts(path: Path, folders: Iterable[str], whole: bool = False) -> No
         wanted = "expected the folders train/CLASS and test/CLASS, in lower case, and no others beside train and test"
         advice = "Move validation images into train: each client sets some apart (partition.val_fraction)"
         raise DataError(f"{path}: {found}; {wanted}. {advice}")
+
+
+def _refuse_masks(path: Path, kinds: Mapping[str, Content]) -> None:
+    """Raise DataError where class folders are rather folders of images and of masks, of which none belong together."""
+    images = [name for name in kinds if name.casefold() in IMAGES]
+    masks = [name for name in kinds if any(word in name.casefold() for word in _MASKS)]
+    if images and (masks or len(kinds) == 1):
+        wanted = "expected classes, or masks in a folder beside the images, with the names of these"
+        ends = f"the ending {', '.join(ENDINGS)}"
+        raise DataError(f"{path}: folders {few([*images, *masks])} found; {wanted}, and {ends}")
 
 
 def _lines(
