@@ -306,6 +306,8 @@ def test_folders_inside_folders_of_images_have_the_masks_of_their_own(sites: Pat
                     file.rename(target)
     frame = table_at(sites / "all", None).frame
     assert {*frame.folder} == {"p0", "p1", "p2", "p3"}
+    said = command("init", str(sites / "all"), "--out", str(sites / "r.yaml"))
+    assert "images lie in 4 folders of their own: if each is a patient, set data.group=folder" in said
     known = frame.dropna()
     assert len(frame) == 32
     assert [*known.masks] == [name.replace("images", "masks").replace(".png", "_mask.png") for name in known.images]
@@ -462,3 +464,23 @@ def test_volumes_that_are_no_numbers_and_headers_that_claim_too_much_are_named(t
     scan.save_as(tmp_path / "c.dcm", enforce_file_format=True)
     with pytest.raises(DataError, match="c.dcm: cannot be read .its header claims 100000000 images of 8 x 8"):
         frames_of(tmp_path / "c.dcm")
+
+
+def test_a_folder_that_is_no_mask_can_be_left_out(sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(sites)
+    for site in ("north", "south"):
+        for file in (sites / f"all/{site}/images").iterdir():
+            save(sites / f"all/{site}/shown, red/{file.name}", np.full((24, 24, 3), [200, 0, 0], "uint8"))
+        (sites / f"all/{site}/notes").mkdir()
+    refused = str(CliRunner().invoke(app, ["init", "all", "--out", "r.yaml"]).exception)
+    assert "found RGB); if it has no labels of pixels, leave it out: name the others with --labels" in refused
+    said = command("init", "all", "--labels", "masks", "--out", "r.yaml")
+    assert "labels: masks (segmentation: 0, 255)" in said
+    assert "not used: shown, red" in said
+
+
+def test_a_folder_without_masks_is_no_table(sites: Path) -> None:
+    for file in (sites / "all/north/masks").iterdir():
+        file.unlink()
+    with pytest.raises(DataError, match="north: no table found, expected one, or a folder of images .* and a folder"):
+        read(sites / "all/north", {"masks": OUTLINE}, image="images")

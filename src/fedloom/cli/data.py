@@ -124,7 +124,7 @@ def _of_table(
 
     site = None if clients is None or clients.isdigit() else clients
     table = table_at(path, site, settings["missing"])
-    labels = labels or ",".join(maps_in(path)) or None
+    labels = labels or ",".join(f'"{name}"' if "," in name else name for name in maps_in(path)) or None
     names = ", ".join(map(str, table.frame.columns))
     if labels is not None and (clients is not None or table.site is not None):
         method, rounds = method or "fedavg", rounds or 20  # all is known that has no default, so nothing is asked

@@ -256,6 +256,9 @@ def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Tabl
     import pandas
 
     if not (places := _places(path)):
+        if path.is_dir() and not tables.is_table(path):
+            expected = f"expected one, or a folder of images ({', '.join(IMAGES)}) and a folder of masks beside it"
+            raise DataError(f"{path}: no table found, {expected}, with files of the same names")
         return tables.read(path, site, missing)
     around = [place.relative_to(path).parts for place in places]
     if len(depths := {len(parts) for parts in around}) > 1:

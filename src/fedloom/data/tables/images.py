@@ -22,7 +22,7 @@ from fedloom.data.inputs import Fit, ending, marks, pixels_of
 from fedloom.data.prepare import DATASETS, Array, Reading, TestFraction, channel_statistics, copies
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
-from fedloom.data.tables.files import FAR, IMAGES, Files, base_of, found_in, table_at
+from fedloom.data.tables.files import FAR, FOLDER, IMAGES, Files, base_of, found_in, table_at
 from fedloom.data.tables.preprocessing import MAPS, Label, label_columns
 from fedloom.data.tables.read import Code, Column, Table, number_of, text_of
 from fedloom.data.tables.table import Rows, Split, labelled, of_rows, plain_name, refuse, rows_of
@@ -234,7 +234,11 @@ def draft_of_images(
     part = split_in(table, {table.site, image, *label_columns(tasks)})
     rows = rows_of(table, tasks, Split(column=part), 0)
     names = [name for name in map(str, table.frame) if name != table.site]
-    return ImageDraft(table, tasks, image, base, (*rows.notes, *repeated(table, names, {}, len(rows.parts))), part)
+    notes = rows.notes
+    if path.is_dir() and FOLDER in table.frame and table.site != FOLDER:
+        inside = f"images lie in {table.frame[FOLDER].nunique():,} folders of their own"
+        notes = (*notes, f"{inside}: if each is a patient, set data.group={FOLDER} to keep its images in one part")
+    return ImageDraft(table, tasks, image, base, (*notes, *repeated(table, names, {}, len(rows.parts))), part)
 
 
 def _image_column(
@@ -274,7 +278,12 @@ def _map_label(column: Column, folder: Path, known: Mapping[str, Any], is_map: b
     files = [file for file in found_in(column, folder, is_map) if file is not None]
     files = files[:: -(-len(files) // LOOKED)]
     codes = [number for code in column.codes if (number := number_of(code)) is not None]
-    each = [np.setdiff1d(np.unique(pixels_of(file, as_label=True)), codes) for file in files]
+    try:
+        each = [np.setdiff1d(np.unique(pixels_of(file, as_label=True)), codes) for file in files]
+    except DataError as error:
+        raise DataError(
+            f"{error}; if it has no labels of pixels, leave it out: name the others with --labels"
+        ) from None
     each = [own[own == own] for own in each]  # NaN is no label
     values = np.unique(np.concatenate(each))
     kind, metric = known.get("kind"), known.get("metric")
