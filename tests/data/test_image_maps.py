@@ -335,6 +335,7 @@ def test_sites_that_differ_are_named(sites: Path, monkeypatch: pytest.MonkeyPatc
     assert "pixels of 255 in all/north/masks/1_mask.png found, and of other classes only in others, as" in refused
     data = read(sites / "all", {"masks": {**OUTLINE, "classes": ["0", "1"]}}, image="images", site="site")
     assert [doubt for doubt in data.doubts if "class 0 only" in doubt and "'north'" in doubt]
+    assert "pixels without a label found, too" in " ".join(data.doubts)
     command("init", "all", "--missing", "255", "--out", "s.yaml")
 
 
@@ -484,3 +485,20 @@ def test_a_folder_without_masks_is_no_table(sites: Path) -> None:
         file.unlink()
     with pytest.raises(DataError, match="north: no table found, expected one, or a folder of images .* and a folder"):
         read(sites / "all/north", {"masks": OUTLINE}, image="images")
+
+
+def test_masks_in_class_folders_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind in ("benign", "malignant"):
+        for i in range(4):
+            save(tmp_path / f"busi/{kind}/{kind} ({i}).png", np.full((8, 8), i, "uint8"))
+            save(tmp_path / f"busi/{kind}/{kind} ({i})_mask.png", np.full((8, 8), 255, "uint8"))
+    said = command("init", "busi", "--clients", "2", "--method", "fedavg", "--rounds", "1", "--out", "r.yaml")
+    assert "note: 8 images are called like masks of others, such as busi/benign/benign (0)_mask.png" in said
+
+
+def test_check_counts_images_with_masks(sites: Path) -> None:
+    words = [f"path={sites / 'all'}", "image=images", 'tasks={masks: {kind: segmentation, classes: ["0", "255"]}}']
+    said = command("data", "check", "image-table", "--root", str(sites / "all"), *words)
+    assert "usable" in said
+    assert "classes" not in said

@@ -336,7 +336,9 @@ def check_classes(build: Callable[[], Dataset], limit: int | None = None) -> Rep
         total = len(part)
         for task in dataset.tasks:
             known = (labels := part.labels_of(task.name))[labels >= 0]
-            found = f"{len(known):,} of {total:,} images, {len(np.unique(known))} classes"
+            found = f"{len(known):,} of {total:,} images"
+            if task.name not in getattr(part, "annotated", ()):  # else labels are numbers, or of pixels
+                found += f", {len(np.unique(known))} classes"
             report.rows.append((split, task.name, found, ""))
         for _ in _some(report, split, total, limit, partial(_batch, part)):
             pass

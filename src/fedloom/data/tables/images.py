@@ -126,16 +126,16 @@ def image_table(
 
 
 def _unlike(tasks: Mapping[str, Label], maps: Mapping[str, Tensor], rows: Rows) -> Iterator[str]:
-    """Yield a doubt for each site whose masks have one class only beside pixels without a label."""
+    """Yield a doubt for each site whose masks have one class only, beside pixels without a label if there are any."""
     for task, y in maps.items():
         for site, parts in rows.parts.items() if tasks[task].kind == "segmentation" else ():
             places = np.sort(np.concatenate(parts))
             places = places[labelled(rows.labels[task][places])]
             values = set(y[np.searchsorted(rows.taken, places)].unique().tolist())
-            if IGNORE in values and len(values) == 2:
-                only = tasks[task].classes[min(values)]
-                found = f"class {only} only, and pixels without a label (such as {IGNORE}), found at site {site!r}"
-                yield f"task {task!r}: {found}; write the classes as at other sites if these pixels have one"
+            if len(values - {IGNORE}) == 1:
+                found = f"task {task!r}: class {tasks[task].classes[min(values)]} only found at site {site!r}"
+                advice = "; pixels without a label found, too: if they have one, write classes as at other sites"
+                yield f"{found}{advice if IGNORE in values else ''}"
 
 
 @dataclass(frozen=True, eq=False)

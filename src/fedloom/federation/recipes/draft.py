@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.data.arrays import REAL
 from fedloom.data.class_folders import Content, content, few, left_out
 from fedloom.data.folders import copied_files
-from fedloom.data.inputs import ENDINGS, LAYOUTS, doubtful_axes, kinds_of
+from fedloom.data.inputs import ENDINGS, LAYOUTS, doubtful_axes, ending, kinds_of
 from fedloom.data.prepare import PARTS, SPLITS, Array, Store
 from fedloom.data.tables.columns import Draft
 from fedloom.data.tables.files import IMAGES
@@ -35,6 +36,7 @@ BATCHES, STEPS = (32, 64, 128, 256, 512, 1024), 50
 a table of 35,000 rows per site would train for hours where minutes do."""
 _MASKS = ("mask", "label", "seg", "annot", "manual", "truth", "depth")
 """Parts of names of folders of masks."""
+_MASK = re.compile(rf"[_. -]({'|'.join(_MASKS)})\w*$", re.IGNORECASE)
 _MOST = 100  # a column of whole numbers with more values than these is no class label
 
 
@@ -135,13 +137,15 @@ def _folder(path: Path) -> Found:
         section = {"name": "domain-folders", "root": str(root), "domains": [name], **_IMAGES}
         return Found(section, (), lines=_lines({name: top}, {name: inside}))
     _refuse_parts(path, [f"{folder}/{kind}" for folder, kinds in below.items() for kind in kinds], whole=True)
+    _refuse_masks(path, inside, are_classes=False)
     for folder, kinds in below.items():
         _refuse_masks(path / folder, kinds)
     divided = {*inside} == {*SPLITS}
     if not divided:
         _refuse_parts(path, inside)
     if not deep or deep != {*inside}:
-        expected = "expected images in CLASS, DOMAIN/CLASS or train/CLASS and test/CLASS below it"
+        expected = "expected images in CLASS, DOMAIN/CLASS or train/CLASS and test/CLASS below it, or images and masks"
+        expected += " in two folders beside each other, at most two levels below it"
         where = next((folder for folder in inside if folder not in deep), name)
         raise DataError(f"{path}: {expected}, found no class folder with images in {where!r}")
     if divided:
@@ -166,11 +170,11 @@ def _refuse_parts(path: Path, folders: Iterable[str], whole: bool = False) -> No
         raise DataError(f"{path}: {found}; {wanted}. {advice}")
 
 
-def _refuse_masks(path: Path, kinds: Mapping[str, Content]) -> None:
-    """Raise DataError where class folders are rather folders of images and of masks, of which none belong together."""
+def _refuse_masks(path: Path, kinds: Mapping[str, Content], are_classes: bool = True) -> None:
+    """Raise DataError where folders are rather folders of images and of masks, of which none belong together."""
     images = [name for name in kinds if name.casefold() in IMAGES]
     masks = [name for name in kinds if any(word in name.casefold() for word in _MASKS)]
-    if images and (masks or len(kinds) == 1):
+    if images and (masks or (are_classes and len(kinds) == 1)):
         wanted = "expected classes, or masks in a folder beside the images, with the names of these"
         ends = f"the ending {', '.join(ENDINGS)}"
         raise DataError(f"{path}: folders {few([*images, *masks])} found; {wanted}, and {ends}")
@@ -190,7 +194,19 @@ def _lines(
     if upper != "split":
         lines.append(f"split: {_TEST:.0%} of the images of each class are test images (data.test_fraction)")
     every = {f"{folder}/{kind}": has for folder, kinds in below.items() for kind, has in kinds.items()}
-    return (*lines, *(f"note: {note}" for note in left_out(around, every)))
+    return (*lines, *(f"note: {note}" for note in (*left_out(around, every), *_masks_among(every))))
+
+
+def _masks_among(classes: Mapping[str, Content]) -> Iterator[str]:
+    """Yield a sentence for images of a class that rather are masks of others, as their names say."""
+    found = []
+    for folder, has in classes.items():
+        stems = {name[: -len(ending(name))] for name in has.images}
+        longer = {stem for stem in stems if _MASK.search(stem) and _MASK.sub("", stem) in stems}
+        found += [f"{folder}/{name}" for name in has.images if name[: -len(ending(name))] in longer]
+    if found:
+        advice = "training would take them for images: move masks into a folder of their own, beside one of the images"
+        yield f"{len(found)} images are called like masks of others, such as {found[0]}; {advice}"
 
 
 def _sizes(what: str, images: Mapping[str, int]) -> str:
