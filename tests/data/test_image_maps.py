@@ -239,7 +239,7 @@ def test_what_does_not_fit_is_named(table: Path) -> None:
     refused("has no classes, expected those of kind segmentation", {"t": {**lesion, "classes": []}})
     refused("crop found, expected stretch for labels of pixels", {"t": lesion}, RecipeError, fit="crop")
     refused("'name' is both a label and an input", {"name": {"kind": "depth"}})
-    for outside in ("../x", "/etc/passwd"):
+    for outside in ("../x", "/etc/passwd", "C:\\x.png"):
         cells = pandas.read_csv(table / "labels.csv")
         cells.assign(other=[outside, *cells.name[1:]]).to_csv(table / "odd.csv", index=False)
         with pytest.raises(DataError, match="column 'other': .* found, expected the name of a file below"):
@@ -502,3 +502,23 @@ def test_check_counts_images_with_masks(sites: Path) -> None:
     said = command("data", "check", "image-table", "--root", str(sites / "all"), *words)
     assert "usable" in said
     assert "classes" not in said
+
+
+def test_names_of_masks_that_are_not_there_are_named(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(table)
+    cells = pandas.read_csv(table / "labels.csv")
+    cells["mask"] = [f"gone/p{i}.png" for i in range(40)]
+
+    def refused(name: str) -> str:
+        words = ["init", name, "--labels", "mask", "--clients", "hospital", "--out", "r.yaml"]
+        return str(CliRunner().invoke(app, words).exception)
+
+    cells.to_csv("masks.csv", index=False)
+    assert "column 'mask': no names of images found, expected those of maps" in refused("masks.csv")
+    cells["name"] = [f"./images/../images/p{i}.png" for i in range(40)]
+    cells.to_csv("images.csv", index=False)
+    assert "no column names images in . or a folder there" in refused("images.csv")
+    about = {"image": "name", "root": str(table / "images"), "site": "hospital"}
+    task = {"kind": "segmentation", "classes": ["0", "7"], "column": "name", "root": "lesion"}
+    with pytest.raises(DataError, match="no file with the labels of an image's pixels found in .*images/lesion"):
+        read(table / "labels.csv", {"lesion": task}, **about)

@@ -74,6 +74,12 @@ class Files:
                     )
                 known[task] = label.model_copy(update={"column": f"{column.name} ({task})"})
                 frame = frame.assign(**{f"{column.name} ({task})": [None if lost else "map" for lost in gone]})
+        if len(maps) == len(tasks) and not any(file for files in maps.values() for file in files):
+            folders = {
+                str(base if label.root is None else base / Path(label.root).expanduser()) for label in tasks.values()
+            }
+            found_there = f"no file with the labels of an image's pixels found in {' and '.join(sorted(folders))}"
+            raise DataError(f"{whole.where}: {found_there}, expected one for each image that has labels")
         images = [file for file in found if file is not None]
         wanted = {*images} if maps or any(file.name.lower().endswith(VOLUMES) for file in images) else set()
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -169,7 +175,7 @@ def found_in(column: Column, base: Path, is_map: bool = False) -> list[Path | No
     for cell, missing in zip(column.series, column.series.isna(), strict=True):
         text = cell if isinstance(cell, str) else tables.text_of(cell)
         name = "" if missing or tables.text_of(cell) in column.codes else text.strip().replace("\\", "/")
-        if name.startswith("/") or ".." in name.split("/"):
+        if name.startswith("/") or name[1:2] == ":" or ".." in name.split("/"):
             column.fail(f"{text!r} found, expected the name of a file below {base}")
         names.append(name)
     heads = {name.partition("/")[0] if "/" in name else "" for name in names if name}
@@ -208,16 +214,16 @@ def by_stem(folder: Path, names: Collection[str] = (), is_map: bool = False) -> 
     """Return the images of a folder by their names without ending; with `is_map` also those with more after one of
     `names` and "_", "-" or "." by the longest such name. Raises DataError where two files have one name of `names` (of
     all, if there are none), and where not all of the folder have the same after these names."""
-    listed = sorted(folder.iterdir()) if os.path.isdir(folder) else []
+    listed = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     files: dict[str, Path] = {}
 
     def put(name: str, file: Path) -> None:
         if (other := files.setdefault(name, file)) is not file and (name in names or not names):
             raise DataError(f"{folder}: {other.name} and {file.name} found, expected one file for {name!r}")
 
-    for file in listed:
-        if ending(file.name) and not file.name.startswith("."):
-            put(_stem(file), file)
+    for each in listed:
+        if (end := ending(each)) and not each.startswith("."):
+            put(each[: len(each) - len(end)], folder / each)
     more: dict[str, Path] = {}
     if is_map and (same := next((name for name in names if name in files), "")):
         more[""] = files[same]

@@ -200,8 +200,11 @@ def draft_of_images(
     inputs.sort(key=lambda name: name.casefold() not in IMAGES)  # masks may have a column, too
     found = _image_column(table, [here, *below] if images is None else [images], inputs) if inputs else None
     if found is None:
-        missing = next((label for label in labels if label not in table.frame and (here / label).is_dir()), None)
-        if images is None and missing is None:
+        wants_maps = any(
+            bool(_ends_alike(table.frame[label].dropna())) if label in table.frame else (here / label).is_dir()
+            for label in labels
+        )
+        if images is None and not wants_maps:
             return None
         around = str(images) if images is not None else f"{here} or a folder there"
         raise DataError(
@@ -221,7 +224,7 @@ def draft_of_images(
         is_map = column == image
         where = None if known.get("columns") else _image_column(table, places, [column], share, is_map)
         if where is None:
-            if known.get("kind") in MAPS:
+            if known.get("kind") in MAPS or (name in table.frame and _ends_alike(table.frame[name].dropna())):
                 table.column(name).fail(f"no names of images found, expected those of maps in {base} or below")
             cells[name] = known
             continue
