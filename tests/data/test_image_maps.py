@@ -337,6 +337,12 @@ def test_sites_that_differ_are_named(sites: Path, monkeypatch: pytest.MonkeyPatc
     assert [doubt for doubt in data.doubts if "class 0 only" in doubt and "'north'" in doubt]
     assert "pixels without a label found, too" in " ".join(data.doubts)
     command("init", "all", "--missing", "255", "--out", "s.yaml")
+    for file in (sites / "all/north/masks").iterdir():
+        save(file, np.asarray(Image.open(file)) // 255 * 2)
+    for file in (sites / "all/south/masks").iterdir():
+        save(file, np.asarray(Image.open(file)) // 255)
+    data = read(sites / "all", {"masks": {**OUTLINE, "classes": ["0", "1", "2"]}}, image="images", site="site")
+    assert "class 2 of masks is only at north, class 1 is not there: do sites code it alike?" in data.doubts
 
 
 def test_255_is_a_class_among_values_of_its_size(sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from fedloom.data.tables.columns import labels_in, named, repeated, split_in, st
 from fedloom.data.tables.files import FAR, FOLDER, IMAGES, Files, base_of, found_in, table_at
 from fedloom.data.tables.preprocessing import MAPS, Label, label_columns
 from fedloom.data.tables.read import Code, Column, Table, number_of, text_of
-from fedloom.data.tables.table import Rows, Split, labelled, of_rows, plain_name, refuse, rows_of
+from fedloom.data.tables.table import Rows, Split, labelled, of_rows, one_sided, plain_name, refuse, rows_of
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -126,8 +126,10 @@ def image_table(
 
 
 def _unlike(tasks: Mapping[str, Label], maps: Mapping[str, Tensor], rows: Rows) -> Iterator[str]:
-    """Yield a doubt for each site whose masks have one class only, beside pixels without a label if there are any."""
+    """Yield a doubt for each site whose masks have one class only, beside pixels without a label if there are any, or
+    alone have a class, but lack one that those of all other sites have."""
     for task, y in maps.items():
+        found_at: dict[str, Array] = {}
         for site, parts in rows.parts.items() if tasks[task].kind == "segmentation" else ():
             places = np.sort(np.concatenate(parts))
             places = places[labelled(rows.labels[task][places])]
@@ -136,6 +138,8 @@ def _unlike(tasks: Mapping[str, Label], maps: Mapping[str, Tensor], rows: Rows) 
                 found = f"task {task!r}: class {tasks[task].classes[min(values)]} only found at site {site!r}"
                 advice = "; pixels without a label found, too: if they have one, write classes as at other sites"
                 yield f"{found}{advice if IGNORE in values else ''}"
+            found_at[site] = np.array(sorted(values - {IGNORE}), np.int64)
+        yield from one_sided(task, tasks[task].classes, found_at)
 
 
 @dataclass(frozen=True, eq=False)

@@ -340,7 +340,7 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
                 which_one = f"label {about!r}" if tasks[task].columns else f"task {task!r}"
                 notes.append(f"one class only of {which_one} to train on: {_some(single)}")
             classes = tasks[task].classes or ("no", "yes")
-            notes += _one_sided(about, classes, {who: y[trains[who]] for who in holders})
+            notes += one_sided(about, classes, {who: y[trains[who]] for who in holders})
     return Rows(labels, parts, tuple(notes), times is not None or given is not None)
 
 
@@ -354,7 +354,7 @@ def _parts_in(column: Column) -> Array:
     return given
 
 
-def _one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array]) -> Iterator[str]:
+def one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array]) -> Iterator[str]:
     """Yield a sentence for each site that alone has a class, but lacks one that all other sites have."""
     has = {site: {*np.unique(y[labelled(y)]).astype(int).tolist()} for site, y in labels.items()}
     sites = Counter(each for own in has.values() for each in own)
