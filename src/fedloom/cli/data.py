@@ -120,11 +120,13 @@ def _of_table(
     from fedloom.data.tables.columns import draft
     from fedloom.data.tables.files import maps_in, table_at
     from fedloom.data.tables.images import draft_of_images
+    from fedloom.data.tables.read import is_table
     from fedloom.federation.recipes.draft import draft_of_table
 
     site = None if clients is None or clients.isdigit() else clients
     table = table_at(path, site, settings["missing"])
-    labels = labels or ",".join(f'"{name}"' if "," in name else name for name in maps_in(path)) or None
+    maps = [] if is_table(path) else maps_in(table)
+    labels = labels or ",".join(f'"{name}"' if "," in name else name for name in maps) or None
     names = ", ".join(map(str, table.frame.columns))
     if labels is not None and (clients is not None or table.site is not None):
         method, rounds = method or "fedavg", rounds or 20  # all is known that has no default, so nothing is asked

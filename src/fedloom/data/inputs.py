@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ MANY = 20
 """Of more sites than these, one hardly moves the medians of all, and is not left out of them."""
 COMPARED, BYTES = 1_000_000, 1 << 30
 """Examples, and bytes of them, in which copies are looked for, which takes a second or two."""
+T = TypeVar("T")
+R = TypeVar("R")
 ROWS = 1024  # examples converted at a time
 DEFLATED = 1032  # gzip makes at most so many bytes one
 _ORIENTATION = 274  # EXIF's number of the note about how a camera was held
@@ -277,15 +279,24 @@ def read(files: Sequence[Path | str], size: int, fit: Fit = "stretch") -> Tensor
     def one(row: int) -> None:
         out[row] = np.asarray(resized(opened(files[row]), (size, size), fit))
 
-    # Decoding and resizing leave the interpreter lock.
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(one, range(len(files))))
+    in_threads(one, range(len(files)))
     return torch.from_numpy(out).permute(0, 3, 1, 2)
 
 
 def ending(name: str) -> str:
     """Return the ending of the name of an image as it is written there; an empty text of other names."""
     return next((name[len(name) - len(end) :] for end in ENDINGS if name.lower().endswith(end)), "")
+
+
+def stem_of(name: str) -> str:
+    """Return the name of an image without its ending."""
+    return name[: len(name) - len(ending(name))]
+
+
+def in_threads(one: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return what `one` makes of each item: decoding and resizing leave the interpreter lock."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(one, items))
 
 
 def is_deep(file: Path) -> bool:
@@ -330,8 +341,7 @@ def read_deep(files: Sequence[Path], size: int) -> Tensor:
         finite(pixels, str(file))
         return as_images(pixels, size, None, str(file))
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        images = [*pool.map(one, files)]
+    images = in_threads(one, files)
     channels = {len(image[0]): file for image, file in zip(images, files, strict=True)}
     if len(channels) > 1:
         (a, one_file), (b, other) = list(channels.items())[:2]

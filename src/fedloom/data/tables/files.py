@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,19 @@ import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.machine import need_memory
-from fedloom.data.inputs import SUFFIXES, VOLUMES, Fit, ending, frames_of, is_deep, pixels_of, read, read_deep
+from fedloom.data.inputs import (
+    SUFFIXES,
+    VOLUMES,
+    Fit,
+    ending,
+    frames_of,
+    in_threads,
+    is_deep,
+    pixels_of,
+    read,
+    read_deep,
+    stem_of,
+)
 from fedloom.data.prepare import PARTS, Array
 from fedloom.data.tables import read as tables
 from fedloom.data.tables.preprocessing import MAPS, Label
@@ -27,6 +38,8 @@ IMAGES = ("image", "images", "imagestr", "img", "imgs", "jpegimages", "scans")
 """Names of a folder of images beside which folders of their maps lie."""
 FOLDER, DEPTH = "folder", 2
 """The column of the folders inside a folder of images, and how deep these may lie."""
+AROUND = (SITE, "split", FOLDER)
+"""The columns that folders around and inside those of images are."""
 FAR = 80.0
 """Depths of more metres do not count (`tasks.Depth`)."""
 
@@ -61,11 +74,12 @@ class Files:
             row = next(row for row, file in enumerate(found, 1) if file is None)
             notes.append(f"rows whose image is not in {base}, left out: {lost:,}, the first is row {row}")
         maps: dict[str, list[Path | None]] = {}
+        places: dict[str, Path] = {}
         known, frame = dict(tasks), whole.frame
         for task, label in tasks.items():
             if label.kind in MAPS:
                 column = whole.column(label.column or task)
-                folder = base if label.root is None else base / Path(label.root).expanduser()
+                folder = places[task] = base if label.root is None else base / Path(label.root).expanduser()
                 maps[task] = found_in(column, folder, is_map=column.name == image)
                 gone = np.array([file is None for file in maps[task]])
                 if label.root is None and (lost := int((gone & column.present).sum())):
@@ -75,15 +89,12 @@ class Files:
                 known[task] = label.model_copy(update={"column": f"{column.name} ({task})"})
                 frame = frame.assign(**{f"{column.name} ({task})": [None if lost else "map" for lost in gone]})
         if len(maps) == len(tasks) and not any(file for files in maps.values() for file in files):
-            folders = {
-                str(base if label.root is None else base / Path(label.root).expanduser()) for label in tasks.values()
-            }
-            found_there = f"no file with the labels of an image's pixels found in {' and '.join(sorted(folders))}"
+            folders = " and ".join(sorted({*map(str, places.values())}))
+            found_there = f"no file with the labels of an image's pixels found in {folders}"
             raise DataError(f"{whole.where}: {found_there}, expected one for each image that has labels")
         images = [file for file in found if file is not None]
         wanted = {*images} if maps or any(file.name.lower().endswith(VOLUMES) for file in images) else set()
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            sizes = dict(zip(wanted, pool.map(frames_of, wanted), strict=True))
+        sizes = dict(zip(wanted, in_threads(frames_of, wanted), strict=True))
         slices = np.array([sizes[file][0] if sizes else 1 for file in images])
         if (slices > 1).any():
             notes.append(f"{len(images):,} images have {slices.sum():,} slices, each an example with its row's labels")
@@ -119,9 +130,7 @@ class Files:
         import torch
 
         label = self.tasks[task]
-        codes = {
-            number for code in self.table.column(label.column or task).codes if (number := number_of(code)) is not None
-        }
+        codes = self.table.column(label.column or task).numeric_codes
         dtype = np.float32 if label.kind == "depth" else np.uint8
         out = np.full((len(rows), size, size), IGNORE, dtype)
         places: dict[tuple[Path, Path], list[int]] = {}
@@ -141,17 +150,16 @@ class Files:
             own = values[self.level[rows[places[pair]]]][:, high[:, None], wide]
             out[places[pair]] = _coded(own, label, codes, f"task {task!r}: {file}")
 
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            list(pool.map(one, places))
+        in_threads(one, places)
         if label.kind == "depth" and len(known := out[out != IGNORE]) and (middle := np.median(known)) >= FAR:
             found = f"depths of {middle:g} found in the middle, expected metres below {FAR:g}"
             raise DataError(f"task {task!r}: {found}; set data.tasks.{task}.factor, such as 0.001 for millimetres")
         return torch.from_numpy(out)
 
 
-def _coded(values: Array, label: Label, codes: Collection[float], where: str) -> Array:
+def _coded(values: Array, label: Label, codes: Sequence[float], where: str) -> Array:
     """Return the values of pixels as labels: a class by its number, or metres; IGNORE of codes that mean missing."""
-    absent = np.isin(values, list(codes)) | (values != values)
+    absent = np.isin(values, codes) | (values != values)
     if label.kind == "depth":
         metres = values.astype(np.float32) * np.float32(label.factor)
         return np.where(absent | ~np.isfinite(metres) | (metres <= 0), IGNORE, metres)
@@ -186,18 +194,13 @@ def found_in(column: Column, base: Path, is_map: bool = False) -> list[Path | No
     stems: dict[Path, set[str]] = {}
     for file, known in zip(wanted, found, strict=True):
         if file and not known and (is_map or not ending(file.name)):
-            stems.setdefault(file.parent, set()).add(_stem(file))
+            stems.setdefault(file.parent, set()).add(stem_of(file.name))
     beside = {folder: by_stem(folder, own, is_map) for folder, own in stems.items()}
     if column.series.dtype.kind in "iuf":
         for folder, files in beside.items():
             beside[folder] = _numbered(folder, files) | files
     pairs = zip(wanted, found, strict=True)
-    return [known or (beside.get(file.parent, {}).get(_stem(file)) if file else None) for file, known in pairs]
-
-
-def _stem(file: Path) -> str:
-    """Return the name of a file without the ending of an image."""
-    return file.name[: len(file.name) - len(ending(file.name))]
+    return [known or (beside.get(file.parent, {}).get(stem_of(file.name)) if file else None) for file, known in pairs]
 
 
 def _numbered(folder: Path, files: Mapping[str, Path]) -> dict[str, Path]:
@@ -222,8 +225,8 @@ def by_stem(folder: Path, names: Collection[str] = (), is_map: bool = False) -> 
             raise DataError(f"{folder}: {other.name} and {file.name} found, expected one file for {name!r}")
 
     for each in listed:
-        if (end := ending(each)) and not each.startswith("."):
-            put(each[: len(each) - len(end)], folder / each)
+        if ending(each) and not each.startswith("."):
+            put(stem_of(each), folder / each)
     more: dict[str, Path] = {}
     if is_map and (same := next((name for name in names if name in files), "")):
         more[""] = files[same]
@@ -231,7 +234,7 @@ def by_stem(folder: Path, names: Collection[str] = (), is_map: bool = False) -> 
         cuts = [stem[:place] for place, mark in enumerate(stem) if mark in "_-."]
         if stem in names or not (name := next((cut for cut in reversed(cuts) if cut in names), "")):
             continue
-        if name in files and _stem(files[name]) == name:
+        if name in files and stem_of(files[name].name) == name:
             continue
         put(name, file)
         more.setdefault(stem[len(name) :].casefold(), file)
@@ -249,23 +252,25 @@ def base_of(path: Path, root: str | None) -> Path:
 
 def is_table_at(path: Path) -> bool:
     """Return whether `table_at` finds a table."""
-    return tables.is_table(path) or bool(_places(path))
+    return tables.is_table(path) or bool(_groups(path))
 
 
-def maps_in(path: Path) -> list[str]:
-    """Return the columns of the maps in folders of images and of their maps; none of any other table."""
-    return [*dict.fromkeys(folder.name for place in _places(path) for folder in _maps_of(place))]
+def maps_in(table: Table) -> list[str]:
+    """Return the columns of the maps in a table that folders of images and of their maps are."""
+    _, *others = map(str, table.frame)  # the images come first
+    return [name for name in others if name not in AROUND]
 
 
 def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Table:
     """Read a table; folders of images and of their maps (see `image_table`) are one, too."""
     import pandas
 
-    if not (places := _places(path)):
+    if not (groups := _groups(path)):
         if path.is_dir() and not tables.is_table(path):
             expected = f"expected one, or a folder of images ({', '.join(IMAGES)}) and a folder of masks beside it"
             raise DataError(f"{path}: no table found, {expected}, with files of the same names")
         return tables.read(path, site, missing)
+    places = [group.place for group in groups]
     around = [place.relative_to(path).parts for place in places]
     if len(depths := {len(parts) for parts in around}) > 1:
         some = " and ".join(str(place) for place in places[:2])
@@ -282,15 +287,14 @@ def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Tabl
         for each in _images_below(path)
         if each.parent not in places
     ]
-    image = _folders(places[0])[0].name
-    for place, parts in zip(places, around, strict=True):
+    image = groups[0].image
+    for group, parts in zip(groups, around, strict=True):
         where = {SITE: [part for part, are_parts in zip(parts, named, strict=True) if not are_parts[0]]}
         where["split"] = [part for part, are_parts in zip(parts, named, strict=True) if are_parts[0]]
         beside: dict[str, str | None] = {key: "-".join(names) for key, names in where.items() if names}
-        images, others = _tree(_folders(place)[0]), _maps_of(place)
-        if taken := [each.name for each in others if each.name in (image, FOLDER, SITE, "split")]:
+        place, images, maps = group.place, group.images, group.maps
+        if taken := [name for name in maps if name in (image, *AROUND)]:
             raise DataError(f"{place / taken[0]}: this name is that of another column; rename the folder")
-        maps = {folder.name: _tree(folder, images) for folder in others}
         for inner, files in images.items():
             beside |= {FOLDER: inner} if any(images) else {}
             rows += [
@@ -322,9 +326,29 @@ def _tree(folder: Path, images: Mapping[str, Mapping[str, Path]] | None = None) 
     return {inner: files for inner, files in below.items() if files}
 
 
-def _places(path: Path) -> list[Path]:
-    """Return the folders, `path` or up to DEPTH below, in which images have a folder and their maps another."""
-    return [each.parent for each in _images_below(path) if _maps_of(each.parent)]
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A folder in which images have a folder and their maps others. Files are by the folder inside, and by name."""
+
+    place: Path
+    image: str
+    images: Mapping[str, Mapping[str, Path]]
+    maps: Mapping[str, Mapping[str, Mapping[str, Path]]]
+
+
+def _groups(path: Path) -> list[Group]:
+    """Return the groups in `path` or up to DEPTH below."""
+    groups = []
+    for folder in _images_below(path):
+        images = _tree(folder)
+        trees = {other.name: _tree(other, images) for other in _folders(folder.parent)[1:]}
+        maps = {
+            name: tree
+            for name, tree in trees.items()
+            if any(own.keys() & images[inner].keys() for inner, own in tree.items())
+        }
+        groups += [Group(folder.parent, folder.name, images, maps)] if maps else []
+    return groups
 
 
 def _images_below(path: Path, depth: int = DEPTH) -> list[Path]:
@@ -333,18 +357,6 @@ def _images_below(path: Path, depth: int = DEPTH) -> list[Path]:
     if folders and folders[0].name.casefold() in IMAGES and _tree(folders[0]):
         return folders[:1]
     return [each for folder in sorted(folders) if depth for each in _images_below(folder, depth - 1)]
-
-
-def _maps_of(place: Path) -> list[Path]:
-    """Return the folders beside that of images which have a file with the name of an image."""
-    image, *others = _folders(place)
-    images = _tree(image)
-    trees = {folder: _tree(folder, images) for folder in others}
-    return [
-        folder
-        for folder, tree in trees.items()
-        if any(own.keys() & images[inner].keys() for inner, own in tree.items())
-    ]
 
 
 def _folders(path: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
 from fedloom.data.tables.files import FAR, FOLDER, IMAGES, Files, base_of, found_in, table_at
 from fedloom.data.tables.preprocessing import MAPS, Label, label_columns
-from fedloom.data.tables.read import Code, Column, Table, number_of, text_of
+from fedloom.data.tables.read import Code, Column, Table, text_of
 from fedloom.data.tables.table import Rows, Split, labelled, of_rows, one_sided, plain_name, refuse, rows_of
 from fedloom.models.tasks.task import IGNORE
 
@@ -284,9 +284,8 @@ def _map_label(column: Column, folder: Path, known: Mapping[str, Any], is_map: b
     have none, and where 255 may be a class or no label."""
     files = [file for file in found_in(column, folder, is_map) if file is not None]
     files = files[:: -(-len(files) // LOOKED)]
-    codes = [number for code in column.codes if (number := number_of(code)) is not None]
     try:
-        each = [np.setdiff1d(np.unique(pixels_of(file, as_label=True)), codes) for file in files]
+        each = [np.setdiff1d(np.unique(pixels_of(file, as_label=True)), column.numeric_codes) for file in files]
     except DataError as error:
         raise DataError(
             f"{error}; if it has no labels of pixels, leave it out: name the others with --labels"

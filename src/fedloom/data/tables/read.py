@@ -281,6 +281,11 @@ class Column:
         """Raise DataError for the column."""
         raise DataError(f"{self.where}: {problem}")
 
+    @property
+    def numeric_codes(self) -> list[float]:
+        """The numbers among the codes that mean missing."""
+        return [number for code in self.codes if (number := number_of(code)) is not None]
+
     @cached_property
     def is_date(self) -> bool:
         """Return whether the cells are dates or times."""
@@ -354,7 +359,7 @@ class Column:
             self.fail(self.unclear)
         if self.series.dtype.kind in "iuf" and not hasattr(self.series.dtype, "na_value"):
             values = self.series.to_numpy(np.float64)
-            codes = [number for code in self.codes if (number := number_of(code)) is not None]
+            codes = self.numeric_codes
             return (np.where(np.isin(values, codes), np.nan, values) if codes else values), []
         # 1,234 may be a thousand or one and a bit: the other cells of the column decide, else nobody does.
         pointed = any(_POINT.fullmatch(text) for text in self.distinct)

@@ -15,7 +15,7 @@ from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.data.arrays import REAL
 from fedloom.data.class_folders import Content, content, few, left_out
 from fedloom.data.folders import copied_files
-from fedloom.data.inputs import ENDINGS, LAYOUTS, doubtful_axes, ending, kinds_of
+from fedloom.data.inputs import ENDINGS, LAYOUTS, doubtful_axes, kinds_of, stem_of
 from fedloom.data.prepare import PARTS, SPLITS, Array, Store
 from fedloom.data.tables.columns import Draft
 from fedloom.data.tables.files import IMAGES
@@ -201,9 +201,9 @@ def _masks_among(classes: Mapping[str, Content]) -> Iterator[str]:
     """Yield a sentence for images of a class that rather are masks of others, as their names say."""
     found = []
     for folder, has in classes.items():
-        stems = {name[: -len(ending(name))] for name in has.images}
+        stems = {stem_of(name) for name in has.images}
         longer = {stem for stem in stems if _MASK.search(stem) and _MASK.sub("", stem) in stems}
-        found += [f"{folder}/{name}" for name in has.images if name[: -len(ending(name))] in longer]
+        found += [f"{folder}/{name}" for name in has.images if stem_of(name) in longer]
     if found:
         advice = "training would take them for images: move masks into a folder of their own, beside one of the images"
         yield f"{len(found)} images are called like masks of others, such as {found[0]}; {advice}"
