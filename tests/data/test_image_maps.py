@@ -447,23 +447,44 @@ def test_files_of_several_images_that_no_slices_are_read_from_are_named(tmp_path
         read(tmp_path, {"masks": {"kind": "segmentation", "classes": ["0", "1"]}}, image="images")
 
 
+def dicom(pixels: Any, means: str) -> Any:
+    """Return a DICOM scan of pixels of 8 bits, of which `means` says how they are shown."""
+    pydicom = pytest.importorskip("pydicom")
+    scan = pydicom.Dataset()
+    scan.file_meta = pydicom.dataset.FileMetaDataset()
+    scan.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    scan.SOPClassUID = scan.file_meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
+    scan.SOPInstanceUID = scan.file_meta.MediaStorageSOPInstanceUID = pydicom.uid.generate_uid()
+    scan.Rows, scan.Columns = pixels.shape[:2]
+    scan.SamplesPerPixel, scan.PhotometricInterpretation = 3 if pixels.ndim == 3 else 1, means
+    scan.BitsAllocated = scan.BitsStored = 8
+    scan.HighBit, scan.PixelRepresentation, scan.PlanarConfiguration = 7, int(pixels.dtype == np.int8), 0
+    scan.PixelData = pixels.tobytes()
+    return scan
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_scans_whose_least_number_is_white_are_read_as_the_others(tmp_path: Path, kind: str) -> None:
+    white = np.arange(64).reshape(8, 8).astype(kind)
+    black = ((-1 if kind == "int8" else 255) - white.astype(int)).astype(kind)
+    for name, pixels, means in (("a.dcm", black, "MONOCHROME2"), ("b.dcm", white, "MONOCHROME1")):
+        scan = dicom(pixels, means)
+        scan.RescaleSlope, scan.RescaleIntercept = 2, 5
+        scan.save_as(tmp_path / name, enforce_file_format=True)
+    assert (pixels_of(tmp_path / "a.dcm") == 2.0 * black.astype(float) + 5).all()
+    assert (pixels_of(tmp_path / "b.dcm") == pixels_of(tmp_path / "a.dcm")).all()
+    assert (pixels_of(tmp_path / "b.dcm", as_label=True) == 2.0 * white.astype(float) + 5).all()
+
+
 def test_volumes_that_are_no_numbers_and_headers_that_claim_too_much_are_named(tmp_path: Path) -> None:
-    nibabel, pydicom = pytest.importorskip("nibabel"), pytest.importorskip("pydicom")
+    nibabel = pytest.importorskip("nibabel")
     nibabel.save(
         nibabel.Nifti1Image(np.zeros((4, 4, 2), [("R", "u1"), ("G", "u1"), ("B", "u1")]), np.eye(4)),
         tmp_path / "c.nii",
     )
     with pytest.raises(DataError, match="c.nii: cannot be read .* expected one number in each place"):
         pixels_of(tmp_path / "c.nii")
-    scan = pydicom.Dataset()
-    scan.file_meta = pydicom.dataset.FileMetaDataset()
-    scan.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    scan.SOPClassUID = scan.file_meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
-    scan.SOPInstanceUID = scan.file_meta.MediaStorageSOPInstanceUID = pydicom.uid.generate_uid()
-    scan.Rows, scan.Columns, scan.SamplesPerPixel, scan.PhotometricInterpretation = 8, 8, 3, "RGB"
-    scan.BitsAllocated = scan.BitsStored = 8
-    scan.HighBit, scan.PixelRepresentation, scan.PlanarConfiguration = 7, 0, 0
-    scan.PixelData = bytes(8 * 8 * 3)
+    scan = dicom(np.zeros((8, 8, 3), "uint8"), "RGB")
     scan.save_as(tmp_path / "c.dcm", enforce_file_format=True)
     with pytest.raises(DataError, match="c.dcm: cannot be read .3 channels found, expected one"):
         pixels_of(tmp_path / "c.dcm")

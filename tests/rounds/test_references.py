@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,17 @@ def test_who_holds_all_labels_sees_them_as_they_are() -> None:
     assert isinstance(some.examples, Withheld)
     assert len(some.examples) == 6
     assert some.examples.labels_of("b").tolist() == [0, -1, -1, -1, -1, -1]
+
+
+def test_examples_that_all_clients_share_are_joined_once() -> None:
+    examples = TensorExamples(torch.zeros(20_000, 1), {"a": torch.zeros(20_000, dtype=torch.int64)})
+    shared = Part(examples, np.arange(20_000), "shared")
+    tracemalloc.start()
+    joined = together([(shared, ["a"])] * 1000)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert joined.positions.tolist() == list(range(20_000))
+    assert most < 2_000_000  # the positions of all clients one after the other are 160 MB
 
 
 def test_withheld_labels_are_missing_ones_of_their_kind() -> None:

@@ -88,10 +88,12 @@ def together(parts: Sequence[tuple[Part, Iterable[str]]]) -> Part:
     """Join parts of the same examples in one, each with its labels of the given tasks only."""
     examples = parts[0][0].examples
     held: dict[str, NDArray[np.bool_]] = {}
-    for part, tasks in parts:
+    some = np.zeros(len(examples), bool)
+    for part, tasks in {(id(part), *tasks): (part, tasks) for part, tasks in parts}.values():  # a shared one once
+        some[part.positions] = True
         for task in tasks:
             held.setdefault(task, np.zeros(len(examples), bool))[part.of(task).positions] = True
-    positions = np.unique(np.concatenate([part.positions for part, _ in parts]))
+    positions = np.flatnonzero(some)
     if all(mine[positions].all() for mine in held.values()):
         return Part(examples, positions, "all")
     return Part(Withheld(examples, {task: torch.from_numpy(mine) for task, mine in held.items()}), positions, "all")
