@@ -212,7 +212,7 @@ def test_a_run_that_measured_nothing(tmp_path: Path, lines: list[dict[str, Any]]
     page = page_of(run_folder(tmp_path, lines, status="running"))
     assert "not finished: round 0 of 9 · 2 clients, 2 tasks · seed 3" in page.text
     assert "No numbers of a kept model have been recorded yet." in page.text
-    assert set(page.data["figures"]) == {"examples"}
+    assert page.data["figures"] == {}
     assert page.data["scores"] == []
 
 
@@ -293,7 +293,7 @@ def test_the_federation(tmp_path: Path) -> None:
     (folder / "partition.json").write_text(json.dumps({"hash": "x", "clients": [], "labels": labels}))
     page = page_of(folder)
     figures = page.data["figures"]
-    assert cells(figures["examples"][0]["chart"]) == {"a": {"seg": 30}, "b": {"seg": 20, "depth": 20}}
+    assert cells(figures["examples"][0]["chart"]) == {"a": {"seg": 33}, "b": {"seg": 22, "depth": 22}}
     # seg has label images, not classes: its counts are those of the examples
     assert [view["name"] for view in figures["labels"]] == ["depth"]
     assert cells(figures["labels"][0]["chart"]) == {"b": {"0": 5, "1": 0, "2": 17}}
@@ -301,24 +301,35 @@ def test_the_federation(tmp_path: Path) -> None:
     assert "seg, depth (weight 2)" in page.text
     assert "city" in page.text
     (folder / "partition.json").write_text("{")
-    assert "labels" not in page_of(folder).data["figures"]
+    assert not {"examples", "labels"} & page_of(folder).data["figures"].keys()
 
 
 def test_counts_of_few_rows_of_a_table_and_its_folder_are_not_shown(tmp_path: Path) -> None:
     """The least count is that of the run; what hides it in a sum is hidden as well."""
     folder = run_folder(tmp_path, two_rounds(), table={"minimum": 25})
-    labels = {"a": {"depth": [24, 26, 70]}, "b": {"depth": [30, 0, 40]}}
+    labels = {"a": {"seg": 24, "depth": [24, 26, 70]}, "b": {"depth": [30, 0, 40]}}
     (folder / "partition.json").write_text(json.dumps({"hash": "x", "clients": [], "labels": labels}))
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     (folder / "recipe.yaml").write_text(
         yaml.safe_dump({**recipe, "data": {"name": "table", "path": "/home/her own/visits.csv"}})
     )
     page = page_of(folder)
-    assert cells(page.data["figures"]["examples"][0]["chart"]) == {"a": {"seg": 30}, "b": {}}
+    assert cells(page.data["figures"]["examples"][0]["chart"]) == {"a": {"depth": 120}, "b": {"depth": 70}}
     shown = {"a": {"2": 70}, "b": {"0": 30, "1": 0, "2": 40}}
     assert cells(page.data["figures"]["labels"][0]["chart"]) == shown
+    assert "Counts below 25 are left out." in page.text
     assert ("&lt;25" in page.text or "<25" in page.text, "visits.csv" in page.text) == (True, True)
     assert "her own" not in page.text
+
+
+def test_a_client_on_whose_data_a_metric_is_not_defined_does_not_count(tmp_path: Path) -> None:
+    known = {"a": {0: 0.4, 1: 0.6}, "b": {0: math.nan, 1: math.nan}}
+    curve = Curves("t", "auc", "max", "test", "global", known)
+    assert curve.mean == {0: 0.4, 1: 0.6}
+    diverged = replace(curve, clients=known | {"c": {0: 0.2, 1: math.nan}})
+    assert diverged.mean == pytest.approx({0: 0.3, 1: math.nan}, nan_ok=True)
+    nobody = replace(curve, clients={"b": known["b"]})
+    assert nobody.mean == pytest.approx({0: math.nan, 1: math.nan}, nan_ok=True)
 
 
 def test_no_line_and_no_change_of_a_client_with_few_test_rows(tmp_path: Path) -> None:

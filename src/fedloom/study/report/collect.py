@@ -210,15 +210,15 @@ def _facts(run: Run) -> Facts:
     return tuple((name, str(value)) for name, value in facts.items() if value is not None)
 
 
-def _labels(folder: Path) -> Mapping[str, Any]:
-    """Return client -> task -> examples per class, where partition.json says so and there are classes to tell apart."""
+def _labels(folder: Path) -> Mapping[str, Mapping[str, list[int]]]:
+    """Return client -> task -> examples per class, or [their number] without classes, where partition.json says so."""
     try:
         stated = dict(json_of(folder / "partition.json").get("labels", {}))
     except (StateError, OSError, ValueError, TypeError, AttributeError):
         return {}
-    several = {
-        client: {task: counts for task, counts in by_task.items() if isinstance(counts, list) and len(counts) > 1}
-        for client, by_task in stated.items()
-        if isinstance(by_task, dict)
+    several = {client: of.items() for client, of in stated.items() if isinstance(of, dict)}
+    counts = {client: {t: of if isinstance(of, list) else [of] for t, of in tasks} for client, tasks in several.items()}
+    return {
+        client: {task: of for task, of in by_task.items() if all(type(count) is int for count in of)}
+        for client, by_task in counts.items()
     }
-    return {client: by_task for client, by_task in several.items() if by_task}

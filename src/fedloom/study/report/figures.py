@@ -83,9 +83,10 @@ def figures_of(report: RunReport | GridReport) -> dict[str, Figure]:
 
 
 def _of_run(report: RunReport) -> Iterator[tuple[str, Figure]]:
-    if any("train" in about and len(about["tasks"]) > 1 for about in report.clients.values()):
+    labels = [about["labels"] for about in report.clients.values() if "labels" in about]
+    if any(len(of) > 1 for of in labels):
         yield "examples", _examples(report)
-    if any("labels" in about for about in report.clients.values()):
+    if any(len(counts) > 1 for of in labels for counts in of.values()):
         yield "labels", _labels(report)
     yield from against_of(report)
     # with many views, each gets fewer points
@@ -318,32 +319,29 @@ def _agreement(a: UpdateAgreement) -> Iterator[tuple[str, Figure]]:
 
 
 def _examples(report: RunReport) -> Figure:
-    """Draw clients by tasks: train examples of the clients that hold the task."""
-    clients = {name: report.clients[name] for name in thinned(list(report.clients), SIDE)}
-    counts = {name: about.get("train") for name, about in clients.items()}
-    few = {name for name, count in counts.items() if count is not None and hidden([count], report.minimum)[0]}
-    cells = {
-        name: dict.fromkeys(about["tasks"], None if name in few else counts[name]) for name, about in clients.items()
-    }
-    chart = charts.heat(
-        cells, list(report.run.info["tasks"]), down="client", along="task", value="train examples", low=0
-    )
-    return Figure("", [View("train examples", chart)])
+    """Draw clients by tasks: the examples for training and validation with a label of each task."""
+    cells: dict[str, dict[str, float | None]] = {}
+    for name in thinned([c for c, about in report.clients.items() if "labels" in about], SIDE):
+        counts = {task: sum(of) for task, of in report.clients[name]["labels"].items()}
+        cells[name] = {task: None if hidden([n], report.minimum)[0] else n for task, n in counts.items()}
+    value = "examples with a label"
+    chart = charts.heat(cells, list(report.run.info["tasks"]), down="client", along="task", value=value, low=0)
+    return Figure("", [View(f"{value}, training and validation", chart)])
 
 
 def _labels(report: RunReport) -> Figure:
     """Draw clients by classes, one view per task that has classes; of a table without counts of few rows."""
-    examples = f"examples (without counts below {report.minimum})" if report.minimum > 1 else "examples"
-    names = thinned([c for c, about in report.clients.items() if "labels" in about], SIDE)
+    counted = [c for c, about in report.clients.items() if any(len(of) > 1 for of in about.get("labels", {}).values())]
+    names = thinned(counted, SIDE)
     views = []
     for task in report.run.info["tasks"]:
         rows = {name: report.clients[name]["labels"].get(task) or () for name in names}
-        if width := max(map(len, rows.values()), default=0):
+        if (width := max(map(len, rows.values()), default=0)) > 1:
             cells = {n: dict(enumerate([*of, *[0] * (width - len(of))] if of else ())) for n, of in rows.items()}
             for of in cells.values():
                 hide = hidden([*of.values()], report.minimum)
                 of.update({label: None for label, hid in zip(of, hide, strict=True) if hid})
-            chart = charts.heat(cells, range(width), down="client", along="class", value=examples, low=0)
+            chart = charts.heat(cells, range(width), down="client", along="class", value="examples", low=0)
             views.append(View(task, chart))
     return Figure("Labels", views)
 

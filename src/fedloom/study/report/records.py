@@ -188,9 +188,13 @@ class Curves:
 
     @cached_property
     def mean(self) -> dict[int, float]:
-        """Return round -> mean over the clients that were measured; nan where one of them is."""
+        """Return round -> mean over the clients that were measured; nan where one of them is.
+
+        A client without any number does not count, as in the final numbers: the metric is not defined on its data.
+        """
         each: dict[int, list[float]] = defaultdict(list)
-        for series in self.clients.values():
+        known = [of for of in self.clients.values() if not all(map(math.isnan, of.values()))]
+        for series in known or self.clients.values():
             for round, value in series.items():
                 each[round].append(value)
         return {round: mean_of(each[round]) for round in sorted(each)}
