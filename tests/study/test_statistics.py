@@ -29,6 +29,7 @@ from fedloom.study.statistics import (
     hedges,
     holm,
     judge,
+    p_is,
     paired,
     power,
     ranking,
@@ -452,3 +453,8 @@ def test_keys_in_labels_are_as_short_as_they_can_be():
     assert shortened(keys) == dict(
         zip(keys, ["training.rounds", "warmup.rounds", "mu", "schedule.name", "seed"], strict=True)
     )
+
+
+@pytest.mark.parametrize(("p", "said"), [(0.0424, "p = 0.0424"), (0.00004, "p <0.0001"), (math.nan, "p = nan")])
+def test_a_p_in_a_sentence(p: float, said: str) -> None:
+    assert p_is(p) == said

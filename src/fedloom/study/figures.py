@@ -36,7 +36,7 @@ from fedloom.study.results import (
     read,
 )
 from fedloom.study.significance import Ranks
-from fedloom.study.statistics import LEVEL, Estimate, p_text
+from fedloom.study.statistics import LEVEL, Estimate, p_is
 
 FIGURES = Registry("figure")
 """Functions (grid, folder, split, *, parameters) -> chart."""
@@ -142,8 +142,7 @@ def of_ranks(ranks: Ranks) -> Chart:
     several = {name: (rank, rank - half, rank + half) for name, rank in r.ranks.items()}
     texts = {name: f"{rank:.2f}" for name, rank in r.ranks.items()}
     chart = charts.intervals(several, "mean rank, 1 is best", texts=texts, signed=False)
-    p = p_text(r.p)
-    friedman = "" if math.isnan(r.p) else f" Friedman's test p {p if p.startswith('<') else f'= {p}'}."
+    friedman = "" if math.isnan(r.p) else f" Friedman's test {p_is(r.p)}."
     about = (
         f"{ranks.split} split; mean ranks over N = {r.blocks} blocks ({ranks.block}). Methods whose lines overlap "
         f"do not differ significantly: by less than the critical difference of Nemenyi at {LEVEL:.0%}, "

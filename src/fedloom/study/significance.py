@@ -33,6 +33,7 @@ from fedloom.study.statistics import (
     delta_m,
     delta_terms,
     judge,
+    p_is,
     p_text,
     paired,
     ranking,
@@ -481,7 +482,7 @@ class Ranks(HasTable):
         friedman = (
             "no Friedman test"
             if math.isnan(r.p)
-            else f"Friedman's test chi2 = {r.chi2:.3f}, {len(r.ranks) - 1} degrees of freedom, p = {p_text(r.p)}"
+            else f"Friedman's test chi2 = {r.chi2:.3f}, {len(r.ranks) - 1} degrees of freedom, {p_is(r.p)}"
         )
         about = (
             f"{self.split} split; mean rank over blocks ({self.block}), 1 is best, equal numbers share "

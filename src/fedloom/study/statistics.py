@@ -374,6 +374,12 @@ def p_text(p: float) -> str:
     return f"{p:.4f}" if math.isnan(p) or p >= 0.0001 else "<0.0001"
 
 
+def p_is(p: float) -> str:
+    """Format a p in a sentence: 'p = 0.0067', 'p <0.0001'."""
+    text = p_text(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
 def _ratio(mean: float, spread: float, noise: float) -> float:
     """Return mean / spread, where a spread of 0 gives an infinite number of the mean's sign, or nan for a mean of 0."""
     if spread:
