@@ -62,6 +62,15 @@ def test_what_a_chart_is_written_as(tmp_path: Path) -> None:
         charts.save(sheet, tmp_path / "sheet.svg" / "nowhere.png")
 
 
+def test_ticks_of_few_rounds_are_rounds() -> None:
+    def ticks(rounds: int) -> Any:
+        return charts.lines({"a": dict.fromkeys(range(rounds), 0.5)}, "round", "y")["encoding"]["x"]["axis"].get(
+            "values"
+        )
+
+    assert (ticks(3), ticks(7), ticks(8)) == ([0, 1, 2], [0, 1, 2, 3, 4, 5, 6], None)
+
+
 def test_a_number_that_is_none_leaves_a_gap_and_the_numbers_come_back() -> None:
     chart = charts.lines({"a": GAPS}, "round", "y", bands={"a": {1: (0.25, 0.75)}})
     assert charts.rows_of(chart) == [

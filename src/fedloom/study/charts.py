@@ -144,7 +144,10 @@ def lines(
     aside = {n: {"xOffset": first + 4 * at} for at, n in enumerate(ends)} if bars or is_crowd else {}
     few = bars or max((len(of) for of in several.values()), default=0) <= _MARKERS
     shown = _named(names, inks)
-    whole = {"format": "d", "tickMinStep": 1} if x == "round" else {}
+    whole: Chart = {"format": "d"} if x == "round" else {}
+    at_all = [int(at) for line in (*several.values(), *bands.values()) for at in line] if whole else []
+    if at_all and max(at_all) - min(at_all) <= 6:  # else there would be ticks between two rounds
+        whole["values"] = [*range(min(at_all), max(at_all) + 1)]
     across: Chart = {"type": "log" if "x" in log else "linear", "zero": False, "nice": False}
     across |= {"padding": 2 * len(ends) + 4} if bars and len(ends) > 1 else {}
     up = {"scale": {"type": "log" if "y" in log else "linear", "zero": zero}}
