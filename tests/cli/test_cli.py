@@ -18,6 +18,7 @@ import fedloom.engines
 from fedloom import __version__
 from fedloom.cli.app import app
 from fedloom.engines import processes
+from fedloom.errors import UserError
 from fedloom.federation.recipes import Recipe, dump, load
 from fedloom.federation.rounds.progress import Lines, Progress, progress
 from fedloom.federation.runs.reader import Run
@@ -262,6 +263,20 @@ def test_compare(api, fedloom_):
     assert "no val metrics" in fedloom_("compare", "fedavg", "--split", "val")[2]
     assert "--trials is only for a recipe" in fedloom_(*runs, "--trials", "2")[2]
     assert "--base: the runs of a recipe are compared with local" in fedloom_("compare", "digits-tasks", *runs[-4:])[2]
+
+
+def test_a_recipe_is_compared_with_its_changes(fedloom_, monkeypatch):
+    asked: list[Any] = []
+
+    def compare(recipe, folder, **_):
+        asked.append((recipe.training.rounds, recipe.model.name, folder))
+        raise UserError("asked")
+
+    monkeypatch.setattr("fedloom.experiments.compared.compare", compare)
+    fedloom_("compare", "digits-tasks", "training.rounds=7", "model.name=cnn", "name=small", "--trials", "2")
+    assert asked == [(7, "cnn", Path("comparisons/small"))]
+    assert "training.round: unknown key" in fedloom_("compare", "digits-tasks", "training.round=7")[2]
+    assert "--trials is only for a recipe" in fedloom_("compare", "digits-tasks", "other", "--trials", "2")[2]
 
 
 def test_lines_come_about_ten_times_in_a_run(capsys):

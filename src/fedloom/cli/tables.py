@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -46,8 +46,8 @@ def compare(
         list[Path],
         argument(
             "Run folders; runs that differ only in the seed become one column. Or one grid that has run: its name, its "
-            "file or its folder. Or one recipe, to learn whether training together pays off; its runs are stored in "
-            "comparisons/NAME.",
+            "file or its folder. Or one recipe, with changes of its keys, to learn whether training together pays off; "
+            "its runs are stored in comparisons/NAME.",
             "RUN|GRID|RECIPE...",
         ),
     ],
@@ -123,7 +123,9 @@ def compare(
     for name, value in {} if is_grid else {"at": at, "percent": percent, **of_grids}.items():
         if value:
             raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
-    is_recipe = not is_grid and len(runs) == 1 and (runs[0].is_file() or (source in recipes() and not runs[0].is_dir()))
+    changes = [str(change) for change in runs[1:] if "=" in str(change) and not change.exists()]
+    is_file = runs[0].is_file() or (source in recipes() and not runs[0].is_dir())
+    is_recipe = not is_grid and is_file and len(changes) == len(runs) - 1
     if trials is not None and not is_recipe:
         raise UserError("--trials is only for a recipe, whose methods are tuned: give a recipe's name or file")
     if base is not None and is_recipe:
@@ -155,7 +157,7 @@ def compare(
             shown = _of_grid(opened, folder, split, other, percent)
     else:
         shown = comparison = (
-            _of_recipe(source, split, metric, trials) if is_recipe else side_by_side(runs, base, split, metric)
+            _of_recipe(source, changes, split, metric, trials) if is_recipe else side_by_side(runs, base, split, metric)
         )
         results = comparison.results
     if ranks:
@@ -181,13 +183,15 @@ def _of_grid(grid: Grid, folder: Path, split: Literal["test", "val"], other: str
     return made[other](grid, folder, split) if other else tabulate(grid, folder, split, percent)
 
 
-def _of_recipe(source: str, split: Literal["test", "val"], metric: str | None, trials: int | None) -> Comparison:
+def _of_recipe(
+    source: str, changes: Sequence[str], split: Literal["test", "val"], metric: str | None, trials: int | None
+) -> Comparison:
     """Return what the runs of a recipe, which this makes, say."""
     from fedloom.experiments.compared import compare
     from fedloom.experiments.tune import Budget
     from fedloom.federation.recipes.loader import load
 
-    recipe, budget = load(source), None if trials is None else Budget(trials=trials)
+    recipe, budget = load(source, changes), None if trials is None else Budget(trials=trials)
     return compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric, budget=budget)
 
 
