@@ -612,6 +612,9 @@ def test_a_grid_of_which_nothing_has_finished(tmp_path: Path) -> None:
 def test_a_folder_of_no_known_kind(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="run .*run.json.* grid .*grid.yaml.* relatedness study .*relatedness.json"):
         write(tmp_path)
+    run_folder(tmp_path / "a", two_rounds())
+    with pytest.raises(StateError, match=r"relatedness.json\); 1 folders in it are run folders, such as a: name one$"):
+        write(tmp_path)
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

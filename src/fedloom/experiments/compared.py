@@ -222,7 +222,8 @@ class _Question:
             notes.append(f"{name}: not tuned: no number on validation data, so its settings are the recipe's own.")
             return {}
         settings, edge = tune.described(curve.best), ", at the end of the learning rates tried" * curve.at_edge
-        notes.append(f"{name}: {settings}, the best of {len(curve.scores)} settings on validation data{edge}.")
+        best = f", the best of {len(curve.scores)} settings on validation data{edge}" if len(curve.scores) > 1 else ""
+        notes.append(f"{name}: {settings}{best}.")
         return curve.best
 
     def _recipe(self, changes: Changes, seed: int) -> Recipe:

@@ -44,9 +44,13 @@ def no_run(folder: Path, name: str) -> StateError:
         if gone
         else f"{name} is absent"
     )
-    if below := sorted(file.parent.name for file in folder.glob("*/run.json")):
-        why += f"; {len(below)} folders in it are run folders, such as {below[0]}: name these"
-    return StateError(f"{folder} is not a run folder: {why}")
+    return StateError(f"{folder} is not a run folder: {why}{runs_below(folder, 'name these')}")
+
+
+def runs_below(folder: Path, advice: str) -> str:
+    """Return the end of a message about a folder that is no run but has some, with what to do; '' where it has none."""
+    below = sorted(file.parent.name for file in folder.glob("*/run.json"))
+    return f"; {len(below)} folders in it are run folders, such as {below[0]}: {advice}" if below else ""
 
 
 # These take types that are made here, which a type checker would not follow.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedloom.core.errors import StateError, UserError, writing
 from fedloom.federation.runs.reader import Run
+from fedloom.federation.runs.recorded import runs_below
 from fedloom.study import grid
 from fedloom.study.report import figures, pages, related, words
 from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run
@@ -40,7 +41,7 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
         return related.collect(folder)
     raise StateError(
         f"{folder} is no folder of a run (with run.json), of a grid (with {grid.FILE}) or of a relatedness study (with "
-        f"{related.FILE})"
+        f"{related.FILE}){runs_below(folder, 'name one')}"
     )
 
 
