@@ -238,7 +238,10 @@ class _Question:
         with tune.stored(label):
             is_there = place.exists() and is_over(place)
             if is_there and recipe_hash(recipe_in(place)) != recipe_hash(recipe):
-                raise StateError(f"{place} has a run of another recipe: choose another folder, or delete {self.home}")
+                raise StateError(
+                    f"{place} has a run of another recipe: choose another folder (in a command: name=OTHER), or delete "
+                    f"{self.home}"
+                )
             if is_there and (code := other_code(place, recipe.origins)):
                 raise StateError(
                     f"{place} has a run of other code ({code}): choose another folder, or delete {self.home}"
