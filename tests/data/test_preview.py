@@ -115,7 +115,7 @@ def test_a_legend_has_the_classes_that_occur_with_the_colours_they_are_drawn_in(
     found = legend(task, ("floor", "wall", "sky"), [3, 1, 255, -1])
     assert [name for _, name in found.colours] == ["wall", "3"]
     drawn, _ = label(task, torch.tensor([[1, 3]]))
-    assert [list(colour) for colour, _ in found.colours] == drawn[0].tolist()
+    assert [list(bytes.fromhex(colour[1:])) for colour, _ in found.colours] == drawn[0].tolist()
     assert legend(Depth("d")).ends == ("near", "far")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import colorsys
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from torch import Tensor
 
 from fedloom.core.errors import UserError
 from fedloom.core.lazy import need
+from fedloom.core.legend import Colour, Legend, between, named
 from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.prepare import Array
 from fedloom.models.tasks.task import IGNORE, Task
 
-Colour = tuple[int, int, int]
 CLASSES = ("semseg", "human_parts")
 """Kinds of tasks whose labels are one class a pixel."""
 
@@ -34,15 +33,6 @@ ANGLE, SHARE = 60.0, 0.5
 
 Cell = tuple[Array | None, str]
 """A picture (H x W x 3, uint8) or none, and a short text on it."""
-
-
-@dataclass(frozen=True)
-class Legend:
-    """The colours of a task's pictures: colours with their names, and a ramp with the names of its ends."""
-
-    colours: tuple[tuple[Colour, str], ...] = ()
-    ramp: tuple[Colour, ...] = ()
-    ends: tuple[str, str] = ("", "")
 
 
 def label(task: Task, target: Tensor, like: Tensor | None = None) -> Cell:
@@ -102,21 +92,21 @@ def legend(task: Task, names: Sequence[str] = (), occur: Iterable[int] = ()) -> 
     if task.kind in CLASSES:
         colours = [(r, g, b) for r, g, b in palette(task).tolist()]
         known = [number for number in sorted(set(occur)) if 0 <= number < task.channels]
-        return Legend(tuple((colours[n], names[n] if n < len(names) else str(n)) for n in known))
+        return named(*((colours[n], names[n] if n < len(names) else str(n)) for n in known))
     if task.kind == "normals":
-        return Legend((((255, 128, 128), "right"), ((128, 255, 128), "up"), ((128, 128, 255), "towards the viewer")))
+        return named(((255, 128, 128), "right"), ((128, 255, 128), "up"), ((128, 128, 255), "towards the viewer"))
     if task.kind == "depth":
-        return Legend(ramp=NEAR_TO_FAR, ends=("near", "far"))
+        return between("near", "far", NEAR_TO_FAR)
     no, yes = ("no edge", "edge") if task.kind == "edge" else ("no", "yes")
-    return Legend(ramp=NO_TO_YES, ends=(no, yes))
+    return between(no, yes, NO_TO_YES)
 
 
 def legend_of_wrong(task: Task) -> Legend:
     """Return the legend of `wrong`."""
     if task.kind in CLASSES:
-        return Legend(((RIGHT_TO_WRONG[0], "right"), (RIGHT_TO_WRONG[WRONG], "wrong")))
+        return named((RIGHT_TO_WRONG[0], "right"), (RIGHT_TO_WRONG[WRONG], "wrong"))
     most = {"normals": f"{ANGLE:.0f} degrees or more", "depth": f"{100 * SHARE:.0f} % of the truth or more"}
-    return Legend(ramp=RIGHT_TO_WRONG, ends=("right", most.get(task.kind, "wrong")))
+    return between("right", most.get(task.kind, "wrong"), RIGHT_TO_WRONG)
 
 
 def palette(task: Task) -> Array:
@@ -232,7 +222,7 @@ def _legend(name: str, of: Legend, width: int) -> list[Any]:
     wide = _font(LETTERS).getlength
     strips = [_strip(width, LINE, [(GAP, name, INK)], 2 * CELL)]
     first = left = GAP + max(90, int(wide(name)) + 12)
-    swatches: list[tuple[Sequence[Colour], str]] = [((colour,), text) for colour, text in of.colours]
+    swatches: list[tuple[Sequence[str], str]] = [((colour,), text) for colour, text in of.colours]
     if of.ramp:
         swatches = [((), of.ends[0]), (of.ramp, of.ends[1])]
     for colours, text in swatches:
@@ -244,7 +234,7 @@ def _legend(name: str, of: Legend, width: int) -> list[Any]:
         if colours:
             library = need("PIL.Image", "vision")
             drawn = library.new("RGB", (len(colours), 1))
-            drawn.putdata(list(colours))
+            drawn.putdata([tuple(bytes.fromhex(colour[1:])) for colour in colours])
             box = library.new("RGB", (bar + 2, _SWATCH + 2), SOFT)
             box.paste(drawn.resize((bar, _SWATCH), library.Resampling.BILINEAR), (1, 1))
             strips[-1].paste(box, (left, 1))

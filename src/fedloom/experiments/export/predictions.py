@@ -14,14 +14,13 @@ from torch import Tensor
 
 from fedloom.core.errors import StateError
 from fedloom.core.lazy import need
-from fedloom.data.drawing import Cell, Colour, Legend, below_each_other, grid, label, legend_of_wrong, legends, wrong
+from fedloom.data.drawing import Cell, below_each_other, grid, label, legend_of_wrong, legends, wrong
 from fedloom.data.prepare import Array
 from fedloom.experiments.export.finished import Finished, open_runs
 from fedloom.federation.rounds.showing import some_examples
 from fedloom.federation.runs.reader import PREDICTIONS, Run
 from fedloom.models.tasks.dense import DenseTask, as_label
-from fedloom.study.report import predictions as stored_predictions
-from fedloom.study.report.predictions import Picture, ShownExample
+from fedloom.study.report.predictions import Picture, ShownExample, of_run
 
 
 def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
@@ -82,7 +81,7 @@ def over_rounds(folder: Path, count: int = 4) -> Any:
     Raises StateError where the run did not keep answers of several rounds, or a picture of them is damaged.
     """
     run = Run.read(folder)
-    stored = stored_predictions.of_run(run)
+    stored = of_run(run)
     if not stored.over_rounds:
         why = "".join(f"; {note}" for note in stored.notes)
         raise StateError(
@@ -101,7 +100,7 @@ def over_rounds(folder: Path, count: int = 4) -> Any:
             for at, task in enumerate(tasks)
         ]
         title = f"{run.recipe['name']}, {run.label}: {len(some)} test examples over the rounds"
-        means = {task: _legend(stored.legends[task][0]) for task in tasks}
+        means = {task: stored.legends[task][0] for task in tasks}
         sheets.append(grid(["input", *(name for name, _ in some[0].rows)], rows, title, means))
     return below_each_other(sheets)
 
@@ -119,12 +118,3 @@ def _pixels(folder: Path, picture: Picture | None) -> Array:
             return np.array(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError):
         raise StateError(f"{folder}: a picture in its folder {PREDICTIONS} is absent or damaged") from None
-
-
-def _legend(of: stored_predictions.Legend) -> Legend:
-    return Legend(tuple((_colour(c), name) for c, name in of.colours), tuple(map(_colour, of.ramp)), of.ends)
-
-
-def _colour(web: str) -> Colour:
-    red, green, blue = bytes.fromhex(web[1:])
-    return red, green, blue

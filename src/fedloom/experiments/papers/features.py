@@ -20,7 +20,8 @@ from torch.nn.functional import interpolate, relu
 
 from fedloom.core.errors import StateError, choices, writing
 from fedloom.core.lazy import need
-from fedloom.data.drawing import NEAR_TO_FAR, Cell, Legend, grid, pictures, ramp
+from fedloom.core.legend import between
+from fedloom.data.drawing import NEAR_TO_FAR, Cell, grid, pictures, ramp
 from fedloom.data.drawing import save as save_sheet
 from fedloom.experiments.export.finished import Finished, Steps, Tell, open_runs
 from fedloom.federation.rounds.built import Built
@@ -481,7 +482,7 @@ def _heat_maps(runs: Sequence[DomainRun], count: int, step: Steps) -> Any:
             rows.append(row)
     if not rows:
         return None
-    legend = Legend(ramp=NEAR_TO_FAR[::-1], ends=("nothing", "most"))
+    legend = between("nothing", "most", NEAR_TO_FAR[::-1])
     return grid(["image", *maps], rows, "Grad-CAM of the true class at the last map", {"what it looks at": legend})
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedloom.core.context import State
 from fedloom.core.errors import UserError, naming
 from fedloom.core.lazy import need
-from fedloom.data.drawing import Legend, extent, label, legend_of_wrong, legends, pictures, wrong
+from fedloom.data.drawing import extent, label, legend_of_wrong, legends, pictures, wrong
 from fedloom.data.prepare import Array
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient
@@ -167,7 +167,7 @@ def _pictures(
                     cells["truth"][-1]["ends"] = [f"{end:.1f} m" for end in extent(target)]
             client = built.federation.holder(task.name).id
             meant = legends(built.dataset, [task], truth, {task.name: torch.stack(answers)})[task.name]
-            means = {"legend": _written(meant), "wrong_legend": _written(legend_of_wrong(task))}
+            means = {"legend": dict(meant), "wrong_legend": dict(legend_of_wrong(task))}
             whose = {"task": task.name, "kind": task.kind, "model": group.model.name, "client": client}
             about.append({**whose, **cells, **means})
         data = f"{holder.test.name} {SPLIT}"
@@ -180,19 +180,6 @@ def _drawable(answer: Tensor) -> Tensor:
     if not answer.is_floating_point():
         return answer
     return answer.nan_to_num(IGNORE, _FAR, -_FAR).clamp(-_FAR, _FAR)
-
-
-def _written(legend: Legend) -> dict[str, Any]:
-    """Return a legend with its colours as the web writes them."""
-    return {
-        "colours": [[_web(colour), name] for colour, name in legend.colours],
-        "ramp": [_web(colour) for colour in legend.ramp],
-        "ends": list(legend.ends),
-    }
-
-
-def _web(colour: tuple[int, int, int]) -> str:
-    return "#" + bytes(colour).hex()
 
 
 def _save(home: Path, name: str, picture: Array, smooth: bool = False) -> str:

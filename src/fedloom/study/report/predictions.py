@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
 
+from fedloom.core.legend import Legend
 from fedloom.federation.runs.reader import CONFUSION, INDEX, PREDICTIONS, Run, index_of
 from fedloom.study.charts import thinned
 from fedloom.study.grid import Cell, together
@@ -34,7 +35,6 @@ _LOOKED = 64  # files of such rounds that are read, at most
 Counts = tuple[tuple[int, ...], ...]
 """Truth x prediction."""
 File = Annotated[str, Field(pattern=r"^[\w-]{1,80}\.png$")]
-Color = Annotated[str, Field(pattern=r"^#[0-9a-f]{6}$")]
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -42,18 +42,6 @@ class _StoredPicture(BaseModel):
     file: File
     text: str
     ends: tuple[str, str] | None = None
-
-
-class Legend(BaseModel):
-    """The meaning of colours: single ones by name, and a ramp by its ends."""
-
-    colours: list[tuple[Color, str]] = []
-    ramp: list[Color] = []
-    ends: tuple[str, str] = ("", "")
-
-    def __or__(self, other: Legend) -> Legend:
-        """Return the legend with the colours of both."""
-        return Legend(colours=list(dict.fromkeys([*self.colours, *other.colours])), ramp=self.ramp, ends=self.ends)
 
 
 class _StoredTask(BaseModel):
