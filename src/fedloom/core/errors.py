@@ -70,6 +70,12 @@ def naming(file: str | Path) -> Iterator[None]:
         raise
 
 
+def first_of(names: Iterable[object], most: int = 5) -> str:
+    """Return 'a, b and 3 more': the first names, and how many there are besides."""
+    first, rest = (names := [*map(str, names)])[:most], len(names) - most
+    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+
+
 def of_system(error: OSError) -> str:
     """Return an error of the system in one line: the file, of a copy the one that was written, and what is wrong."""
     file = error.filename if error.filename2 is None else error.filename2

@@ -20,7 +20,7 @@ from torch import Tensor, nn, relu
 from torch.nn.functional import gelu, max_pool2d
 from torch.utils.hooks import RemovableHandle
 
-from fedloom.core.errors import UserError, parsing
+from fedloom.core.errors import UserError, first_of, parsing
 from fedloom.core.lazy import need
 from fedloom.models.signal import Decoding, Norm
 
@@ -347,5 +347,4 @@ def _kind(value: Tensor) -> str:
 
 
 def _few(keys: list[str]) -> str:
-    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-    return ", ".join(map(repr, keys[:5])) + more
+    return first_of(map(repr, keys))

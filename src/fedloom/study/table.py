@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fedloom.core.errors import first_of
 from fedloom.federation.runs.reader import TaskMetric, frame
 from fedloom.study.grid import Cell, Grid, cells, open_folder, refused_in, together
 from fedloom.study.output import Absent, Best, HasTable, Made, Records, Table
@@ -222,9 +223,7 @@ class _Maker:
             yield f"No run has finished of {idle}."
         if missing := [cell for cell in self.results.missing if cell.data in begun]:
             total = sum(cell.data in begun for cell in cells(self.grid))
-            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-            names = ", ".join(map(str, missing[:_NAMED]))
-            yield f"…: {len(missing)} of {total} runs have not finished: {names}{more}."
+            yield f"…: {len(missing)} of {total} runs have not finished: {first_of(missing, _NAMED)}."
 
     def lines(self, base: str, addon: str) -> list[tuple[Entry, ...]]:
         """Return one line, or one per client with a model of its own where the grid shows clients."""

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, FiniteFloat
 
 from fedloom.core.context import derive_seed
 from fedloom.core.disclosure import hidden, shown
-from fedloom.core.errors import DataError, RecipeError
+from fedloom.core.errors import DataError, RecipeError, first_of
 from fedloom.core.settings.section import BelowOne, Count, Section, client_name
 from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, means_by, spread
 from fedloom.data.tables import preprocessing as fitting
@@ -329,16 +329,16 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
             column = table.column(tasks[task].read_from(task)[0])
             column.fail("no site has a training row with a label; leave the task out")
         if lacking := [name for name in parts if name not in holders]:
-            notes.append(f"no label of task {task!r} to train on: {_some(lacking)}")
+            notes.append(f"no label of task {task!r} to train on: {first_of(lacking)}")
         for about, y in zip(tasks[task].read_from(task), labels[task].reshape(len(there), -1).T, strict=True):
             if tasks[task].kind in ("regression", *MAPS):
                 continue
             seen = {who: len(np.unique(y[train][labelled(y[train])])) for who, train in trains.items()}
             if tasks[task].columns and (lacking := [who for who in seen if who in holders and not seen[who]]):
-                notes.append(f"no label {about!r} of task {task!r} to train on: {_some(lacking)}")
+                notes.append(f"no label {about!r} of task {task!r} to train on: {first_of(lacking)}")
             if single := [who for who, count in seen.items() if count == 1]:
                 which_one = f"label {about!r}" if tasks[task].columns else f"task {task!r}"
-                notes.append(f"one class only of {which_one} to train on: {_some(single)}")
+                notes.append(f"one class only of {which_one} to train on: {first_of(single)}")
             classes = tasks[task].classes or ("no", "yes")
             notes += one_sided(about, classes, {who: y[trains[who]] for who in holders})
     return Rows(labels, parts, tuple(notes), times is not None or given is not None)
@@ -373,7 +373,7 @@ def uneven(table: Table, inputs: Mapping[str, Kind | Sequence[str]], rows: Rows,
         column, kind = table.column(name), fitting.kind_of(stated)[0]
         there = column.present
         if lacking := [who for who, own in whole.items() if not there[own].any()]:
-            yield f"{name}: no value at {_some(lacking)}"
+            yield f"{name}: no value at {first_of(lacking)}"
         trains = [train for train, _, _ in rows.parts.values()] if kind == "category" else []
         known = sorted({text for train in trains for text in fitting.statistics(column, kind, train, minimum).values})
         folded = [text.casefold() for text in known]
@@ -394,12 +394,8 @@ def _other_units(column: Column, whole: Mapping[str, Array], minimum: int) -> It
     far = [who for who in quarters if spread > 0 and (abs(middle[who] - usual) > FAR * spread
            or not spread / WIDE <= width[who] <= spread * WIDE)]  # fmt: skip
     if far and 2 * len(far) < len(quarters):
-        yield f"{column.name}: the numbers at {_some(far)} lie far from those of other sites: are they in another unit?"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+        those = f"the numbers at {first_of(far)} lie far from those of other sites"
+        yield f"{column.name}: {those}: are they in another unit?"
 
 
 def task_of(name: str, label: Label) -> Linear:
@@ -546,7 +542,7 @@ def codes_in(
                 found.setdefault(code, []).extend([f"{site} ({shown(count, minimum)})"] if count else [])
         for (number, apart), where in found.items():
             advice = f"if {number} means missing, add it to data.missing"
-            cells = f"cells with {number} found at {_some(where)}, and {apart}"
+            cells = f"cells with {number} found at {first_of(where)}, and {apart}"
             sentences.append(f"column {column.name!r}: {cells}; {advice}")
     return tuple(sentences)
 

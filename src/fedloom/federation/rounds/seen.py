@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Row, generator, row_key
+from fedloom.core.errors import first_of
 from fedloom.core.stage import Chain, Stage
 from fedloom.core.updates import Updates
 from fedloom.federation.rounds.built import Built
@@ -19,7 +20,6 @@ from fedloom.federation.rounds.round import Round
 LARGEST = 50_000_000
 """Mixes of at most so many numbers are tried."""
 LABELS = "median correlation 0.99, benchmarks/label_counts.py"
-_NAMED = 5
 
 
 def needed(stage: Stage) -> str:
@@ -72,7 +72,7 @@ def _given_away(built: Built) -> str:
     if not rows:
         return "the personal mixes together reveal no single update (tried with random ones)"
     names = [row_key(row).replace("\x1f", "/") for row in rows]
-    some = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    some = first_of(names)
     return f"the personal mixes together reveal the updates of {some}: hiding them from the server would not help"
 
 

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from fedloom.core.disclosure import shown
+from fedloom.core.errors import first_of
 from fedloom.federation.runs.reader import TaskMetric, human_bytes, mean_of, total
 from fedloom.study.charts import COLORS, CONFIG, color, finished, script, thinned
 from fedloom.study.output import Table, filled, plainly, text_of
@@ -433,8 +434,7 @@ def _worst(methods: Sequence[Method], name: str) -> Table | None:
         for at, row in enumerate(rows):
             if row in m.worst_clients:
                 of, names = m.worst_clients[row]
-                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                cells[at] = f"{of} ({', '.join(names[:_NAMED]) or 'all the same'}{more})"
+                cells[at] = f"{of} ({first_of(names, _NAMED) or 'all the same'})"
         if changed and m.worst_task is not None:
             cells = [str(m.worst_task[0]), f"{m.worst_task[1].signed}\u00a0%", m.reference, *cells]
         elif changed:

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
 
+from fedloom.core.errors import first_of
 from fedloom.core.legend import Legend
 from fedloom.federation.runs.reader import CONFUSION, INDEX, PREDICTIONS, Run, index_of
 from fedloom.study.charts import thinned
@@ -347,8 +348,7 @@ def _one(task: str, stored: _StoredConfusion, minimum: int) -> ConfusionViews:
     if len(stored.models) > 1:
         views[f"{len(stored.models)} models together"] = _together(stored)
     for one in stored.models:
-        more = len(one.clients) - _NAMES
-        who = ", ".join(one.clients[:_NAMES]) + (f" and {more} more" if more > 0 else "")
+        who = first_of(one.clients, _NAMES)
         name = f"{one.model} model of {who}" if one.model == "personal" else f"{one.model} model"
         name = f"{name}, {one.data} data" if one.model == "personal" else f"{name}, {one.data} data, {who}"
         if name in views:  # names of clients that are cut may be the same
