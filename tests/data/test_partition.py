@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -330,6 +331,7 @@ def share(client="a", tasks=None, train=(0, 1), val=(2,), domain=None) -> Share:
     ("shares", "message"),
     [
         ([share(train=())], "client 'a' has no training example"),
+        ([replace(share(), tasks={})], "client 'a' has no task"),
         ([share(train=(0, 9))], "client 'a', tasks t: position 9 found, expected 0 to 5"),
         ([share(train=(-1, 0))], "position -1 found, expected 0 to 5"),
         ([share(train=(0, 2))], "client 'a' holds an example twice"),

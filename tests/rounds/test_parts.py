@@ -20,12 +20,11 @@ from fedloom.codecs import Raw, Sparse
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.data.dataset import TensorExamples
-from fedloom.data.partition import Partition, Share
 from fedloom.engines.api import plan
-from fedloom.errors import DataError, UserError
+from fedloom.errors import UserError
 from fedloom.federation.recipes import load
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.federation import BuiltFederation, Common, Part, cohort
+from fedloom.federation.rounds.federation import Common, Part, cohort
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.round import Round
@@ -196,25 +195,6 @@ def test_the_plan_says_what_a_round_sends(quick: Quick) -> None:
         expected = plan(recipe)
         assert sum(e["bytes"] for e in line["up"]) == expected.bytes_up
         assert sum(e["bytes"] for e in line["down"]) == expected.bytes_down
-
-
-def federation_of(*shares: Share) -> BuiltFederation:
-    return BuiltFederation.build(build(load_recipe()).dataset, Partition(shares))
-
-
-@pytest.mark.parametrize(
-    ("tasks", "train", "message"),
-    [
-        ({}, [0], "client 'x' has no task"),
-        ({"digits": 1.0}, [0], "client 'x': task 'digits' is unknown; tasks: digit, parity, large, holes"),
-        ({"digit": 1.0}, [], "client 'x' has no training examples"),
-        ({"digit": 1.0}, [0], "no client holds the task 'parity'"),
-    ],
-)
-def test_a_federation_that_cannot_train_is_refused(tasks: dict[str, float], train: list[int], message: str) -> None:
-    share = Share("x", tasks, np.asarray(train, np.int64), np.asarray([], np.int64))
-    with pytest.raises(DataError, match=message):
-        federation_of(share)
 
 
 def test_clients_of_a_domain_share_its_test_images(quick: Quick) -> None:

@@ -21,7 +21,7 @@ from fedloom.core.errors import DataError, RecipeError, StateError, choices
 from fedloom.core.layout import Layout
 from fedloom.core.taskvectors import sign_similarity
 from fedloom.data.dataset import Dataset
-from fedloom.data.partition import Indices, Partition, Share, labelled
+from fedloom.data.partition import Indices, Partition, Pool, Share, labelled
 from fedloom.experiments.export.finished import TaskModels, Tell, task_models
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
@@ -157,6 +157,7 @@ def join(
     domain = built.federation.clients[client].domain if client else None
     share = Share(client or NEW, {task: 1.0}, positions, np.empty(0, np.int64), domain)
     alone = replace(dataset, tasks=tuple(t for t in dataset.tasks if t.name == task))
+    share.check(Pool.of(alone))
     me = BuiltFederation.build(alone, Partition((share,))).clients[share.client].only(task)
     if not len(me.test):
         raise DataError(f"{folder}: no test example has a label of task {task!r}")

@@ -187,8 +187,7 @@ class BuiltFederation:
     def build(dataset: Dataset, partition: Partition, unified: bool = True) -> BuiltFederation:
         """Give each client its share. The test part is shared by all clients (of the same domain, if they have one).
 
-        It is a client's own where no other client is of its domain. Raises DataError for a client without train
-        examples, without tasks or with an unknown task, and for a task that no client holds.
+        It is a client's own where no other client is of its domain. The partition was checked (`Partition.check`).
         """
         known = {t.name: t for t in dataset.tasks}
         everything = np.arange(len(dataset.test), dtype=np.int64)
@@ -209,13 +208,6 @@ class BuiltFederation:
             tests[name] = Part(test, mine, "own" if holders[name] == 1 else "shared")
         clients = {}
         for s in partition.shares:
-            if not s.tasks:
-                raise DataError(f"client {s.client!r} has no task")
-            for name in s.tasks:
-                if name not in known:
-                    raise DataError(f"client {s.client!r}: task {name!r} is unknown; tasks: {', '.join(known)}")
-            if not len(s.train):
-                raise DataError(f"client {s.client!r} has no training examples")
             clients[s.client] = BuiltClient(
                 s.client,
                 {n: (known[n], w * known[n].weight) for n, w in s.tasks.items()},
@@ -224,9 +216,6 @@ class BuiltFederation:
                 tests.get(s.domain, tests[None]),
                 s.domain,
             )
-        for name in known:
-            if not any(name in c.tasks for c in clients.values()):
-                raise DataError(f"no client holds the task {name!r}")
         return BuiltFederation(dataset.tasks, dict(sorted(clients.items())), unified)
 
     def pooled(self, by: Pooled) -> BuiltFederation:
