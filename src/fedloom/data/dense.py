@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.data.dataset import Batch, TensorExamples
+from fedloom.data.inputs import channels_second
 from fedloom.data.prepare import Array, Augment, DenseKind, DenseLabel, Part, Reader
 from fedloom.data.transforms import MEAN, STD, Dense, padded, raw_ignore
 from fedloom.models.tasks.dense import KINDS
@@ -108,14 +109,7 @@ def pictures(images: Array, where: str) -> Tensor:
     """Return images as N x 3 x H x W, uint8; grey ones are repeated. DataError for anything else."""
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(f"{where}: dense labels need uint8 images, found {images.dtype} of shape {images.shape}")
-    x = torch.from_numpy(images)
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.shape[3] in (1, 3):
-        x = x.permute(0, 3, 1, 2)
-    if x.shape[1] not in (1, 3):
-        raise DataError(f"{where}: expected 1 or 3 channels in the last or second place, found {images.shape}")
-    return x.expand(-1, 3, -1, -1)
+    return channels_second(torch.from_numpy(images), where).expand(-1, 3, -1, -1)
 
 
 def decode(array: Array, label: DenseLabel, where: str) -> Array:

@@ -357,13 +357,7 @@ def as_images(array: Array, size: int | None, channels: int | None, where: str) 
     dtype = np.uint8 if array.dtype == np.uint8 else np.float32
     mapped = isinstance(array.base, np.memmap) and array.dtype == dtype
     with np.errstate(over="ignore"):  # what becomes infinite is found where statistics are taken
-        x = torch.from_numpy(array.astype(dtype, copy=False))
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.ndim == 4 and x.shape[3] in (1, 3):
-        x = x.permute(0, 3, 1, 2)
-    elif x.ndim == 4 and x.shape[1] not in (1, 3):
-        raise DataError(f"{where}: expected 1 or 3 channels in the last or second place, found {tuple(x.shape)}")
+        x = channels_second(torch.from_numpy(array.astype(dtype, copy=False)), where)
     if channels is not None and channels != x.shape[1]:
         luma = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
         grey = partial(_in_parts, x, (1, *x.shape[2:]), lambda part: (part * luma).sum(1, keepdim=True))
@@ -372,6 +366,17 @@ def as_images(array: Array, size: int | None, channels: int | None, where: str) 
         resized = partial(interpolate, size=(size, size), mode="bilinear", antialias=True)
         x = _in_parts(x, (x.shape[1], size, size), lambda part: resized(part.float()))
     return x if mapped else x.contiguous()
+
+
+def channels_second(x: Tensor, where: str) -> Tensor:
+    """Return grey or colour images as N x C x H x W, and anything but images as it is."""
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[3] in (1, 3):
+        return x.permute(0, 3, 1, 2)
+    if x.ndim == 4 and x.shape[1] not in (1, 3):
+        raise DataError(f"{where}: expected 1 or 3 channels in the last or second place, found {tuple(x.shape)}")
+    return x
 
 
 def _in_parts(x: Tensor, shape: tuple[int, ...], make: Callable[[Tensor], Tensor]) -> Tensor:
