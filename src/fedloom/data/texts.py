@@ -113,10 +113,7 @@ def texts(
     names = {task: _classes(table.column(column), stated.get(task)) for task, column in columns.items()}
     known = {task: table.column(column).coded(names[task])[0] for task, column in columns.items()}
     which, sites = sites_of(table, table.site)
-    rows = texts_of(table, text)
-    there = np.flatnonzero([*map(bool, rows)])
-    if not len(there):
-        table.column(text).fail("no row with a word found, expected texts of letters and digits")
+    rows, there = texts_of(table, text)
     used, which[there] = np.unique(which[there], return_inverse=True)
     domains = () if table.site is None else tuple(sites[number] for number in used)
     pool = Part(np.arange(len(rows)), known, which if domains else None).take(there)
@@ -176,11 +173,16 @@ def _classes(column: Column, stated: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(classes_of(column))
 
 
-def texts_of(table: Table, name: str) -> list[list[str]]:
-    """Return the words of each row's cell in a column of texts; a missing one has none."""
+def texts_of(table: Table, name: str) -> tuple[list[list[str]], Array]:
+    """Return the words of each row's cell in a column of texts, none of a missing one, and the rows that have words.
+    Raises DataError where there are none."""
     column = table.column(name)
     cells = zip(map(text_of, column.series), column.series.isna(), strict=True)
-    return [[] if missing or text in column.codes else words_of(text) for text, missing in cells]
+    rows = [[] if missing or text in column.codes else words_of(text) for text, missing in cells]
+    there = np.flatnonzero([*map(bool, rows)])
+    if not len(there):
+        column.fail("no row with a word found, expected texts of letters and digits")
+    return rows, there
 
 
 @cache

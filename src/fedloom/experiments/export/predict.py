@@ -429,10 +429,7 @@ def _of_texts(bundle: Bundle, words: Words, file: Path) -> DataFrame:
         raise UserError(f"{file}: the model predicts maps, expected classes or numbers for each text")
     about = bundle.recipe.data.arguments
     rows = read(file, about.get("domain"), about.get("missing") or ())
-    texts = texts_of(rows, words.column)
-    there = np.flatnonzero([*map(bool, texts)])
-    if not len(there):
-        rows.column(words.column).fail("no row with a word found, expected texts of letters and digits")
+    texts, there = texts_of(rows, words.column)
     need_memory(8 * len(there) * words.length, f"{file}: the tokens of {len(there):,} texts")
     outputs = [*_outputs(bundle, torch.from_numpy(words.tokens([texts[row] for row in there])))]
     out: dict[str, Array] = {}
