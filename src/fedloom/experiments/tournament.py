@@ -133,7 +133,7 @@ def standings(
         ahead = fmean(gain > 0 for gain in gains.values()) if gains else math.nan
         client, worst = min(gains.items(), key=lambda item: item[1]) if gains else ("", math.nan)
         sent = fmean(sum(run.bytes_total().values()) for run in side.runs.values())
-        seconds = fmean(sum(sum(line.get("seconds", {}).values()) for line in r.rounds) for r in side.runs.values())
+        seconds = fmean(run.seconds_total() for run in side.runs.values())
         lines.append(
             (
                 name,

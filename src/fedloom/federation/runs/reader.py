@@ -313,6 +313,10 @@ class Run:
         """Return {'up': bytes from clients, 'down': bytes to clients} over all rounds."""
         return {way: sum(sum(sent.parts.values()) for sent in self.sent if sent.way == way) for way in ("up", "down")}
 
+    def seconds_total(self) -> float:
+        """Return the seconds of all phases over all rounds."""
+        return total(number_of(s) for line in self.rounds for s in (line.get("seconds") or {}).values())
+
     def bits_per_task(self) -> float:
         """Return mean bits per client, round and task; nan before the first round, 0 where all data are pooled."""
         sent = 8 * self.bytes_total()["up"]

@@ -19,12 +19,12 @@ from statistics import fmean
 
 from fedloom.core.errors import StateError, UserError
 from fedloom.core.settings.section import differs, value_at
-from fedloom.federation.runs.reader import Final, Run, TaskMetric, mean_of, total
+from fedloom.federation.runs.reader import Final, Run, TaskMetric, mean_of
 from fedloom.federation.runs.recorded import read_info
 from fedloom.study import grid, statistics
 from fedloom.study.comparison import QUIET
 from fedloom.study.grid import Grid, together
-from fedloom.study.report.records import small_clients, timed, worst
+from fedloom.study.report.records import small_clients, worst
 from fedloom.study.report.words import without_folders
 from fedloom.study.results import Combination, Results, Side, change, deltas
 
@@ -356,8 +356,7 @@ def methods_of(grid: Grid, results: Results) -> tuple[tuple[Method, ...], dict[s
 
 def _costs(runs: Sequence[Run]) -> tuple[float, float]:
     """Return (bytes, seconds) of a run, mean over seeds."""
-    seconds = [total(s for of in timed(run).values() for s in of.values()) for run in runs]
-    return fmean(sum(run.bytes_total().values()) for run in runs), mean_of(seconds)
+    return fmean(sum(run.bytes_total().values()) for run in runs), mean_of([run.seconds_total() for run in runs])
 
 
 def _methods(

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedloom.core.errors import StateError, UserError
 from fedloom.core.outline import Outline
-from fedloom.federation.runs.reader import Run, TaskMetric, human_bytes, mean_of, total
+from fedloom.federation.runs.reader import Run, TaskMetric, human_bytes, mean_of
 from fedloom.federation.runs.recorded import json_of
 from fedloom.study.grid import FILE, SMALLEST, Grid, cells, refused_in, together
 from fedloom.study.report import predictions, records, words
@@ -126,9 +126,9 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     except StateError as error:
         problem = str(error)
     about = tuple(
-        (str(cell), _status(run), str(run.last_round), *map(human_bytes, run.bytes_total().values()), f"{seconds:.1f}")
+        (str(cell), _status(run), str(run.last_round), *sent, f"{run.seconds_total():.1f}")
         for cell, run in runs.items()
-        for seconds in [total(s for series in records.timed(run).values() for s in series.values())]
+        for sent in [map(human_bytes, run.bytes_total().values())]
     )
     each: dict[tuple[str, TaskMetric], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     for cell, run in runs.items():
