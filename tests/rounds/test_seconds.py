@@ -11,6 +11,7 @@ import pytest
 
 from fedloom.federation.rounds import messages, worker
 from fedloom.federation.rounds.messages import Ledger
+from fedloom.federation.runs.reader import seconds_of
 from tests_support import Quick
 
 
@@ -28,6 +29,13 @@ def test_all_seconds_of_a_run_are_within_those_that_passed(quick: Quick, changes
         assert len(trained) > 1
         assert all(0 < value < passed for value in trained.values()), trained
     assert sum(sum(line["seconds_of"].values()) for line in rounds) < passed
+
+
+def test_no_second_of_a_round_counts_twice() -> None:
+    phases = {"train and aggregate": 2.0, "evaluate": 1.0}
+    inside = {"local training, sum over clients": 1.5, "waiting for data, sum over clients": 0.25, "diagnostics": 0.5}
+    assert seconds_of({"round": 1, "seconds": {**phases, **inside}}) == 3.0
+    assert seconds_of({"round": 0, "seconds": None}) == seconds_of({"round": 0}) == 0.0
 
 
 def test_a_phase_adds_the_time_inside_also_where_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from fedloom.federation.runs.reader import (
     human_bytes,
     mean_of,
     number_of,
-    total,
+    seconds_of,
 )
 from fedloom.study import grid, report
 from fedloom.study.charts import thinned
@@ -142,7 +142,7 @@ def _read(folder: Path, stamp: tuple[tuple[int, float], ...]) -> Now:
     run = Run.read(folder)
     done = [line for line in run.rounds if line["round"] > 0]
     asked = run.recipe.get("training", {}).get("rounds")
-    times = [_seconds(line) for line in done[-_RECENT:]]
+    times = [seconds_of(line) for line in done[-_RECENT:]]
     each = median(times) if times else None
     open_ = not run.is_finished and asked is not None and each is not None
     total = run.bytes_total()
@@ -170,12 +170,6 @@ def _read(folder: Path, stamp: tuple[tuple[int, float], ...]) -> Now:
         tuple(events[-_EVENTS:]),
         max(trained.items(), key=lambda item: item[1]) if len(trained) > 1 else None,
     )
-
-
-def _seconds(line: Mapping[str, Any]) -> float:
-    """Return the seconds of a round: the sum of its phases, without sums over clients and parts of phases."""
-    phases = (line.get("seconds") or {}).items()
-    return total(number_of(s) for phase, s in phases if "sum over" not in phase and phase != "diagnostics")
 
 
 def _stamp(folder: Path) -> tuple[tuple[int, float], ...]:

@@ -57,6 +57,12 @@ def total(values: Iterable[float]) -> float:
         return math.nan
 
 
+def seconds_of(line: Mapping[str, Any]) -> float:
+    """Return the seconds of a round: the sum of its phases, without sums over clients and parts of phases."""
+    phases = (line.get("seconds") or {}).items()
+    return total(number_of(s) for phase, s in phases if "sum over" not in phase and phase != DIAGNOSTICS)
+
+
 def mean_of(values: Collection[float]) -> float:
     """Return the mean of one number or more, by `total`."""
     return total(values) / len(values)
@@ -314,8 +320,8 @@ class Run:
         return {way: sum(sum(sent.parts.values()) for sent in self.sent if sent.way == way) for way in ("up", "down")}
 
     def seconds_total(self) -> float:
-        """Return the seconds of all phases over all rounds."""
-        return total(number_of(s) for line in self.rounds for s in (line.get("seconds") or {}).values())
+        """Return the seconds of all rounds."""
+        return total(map(seconds_of, self.rounds))
 
     def bits_per_task(self) -> float:
         """Return mean bits per client, round and task; nan before the first round, 0 where all data are pooled."""
