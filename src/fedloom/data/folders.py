@@ -182,7 +182,7 @@ def dataset(
 
 
 def find(name: str, root: str, what: str, advice: str) -> Path:
-    """Return `root` as a folder; DataError where `wanted` is not in it."""
+    """Return `root` as a folder; DataError where `what` is not in it."""
     path = Path(root).expanduser()
     if not (path / what).exists():
         raise DataError(f"{name}: {what} is not in {path.absolute()}. {advice}")

@@ -369,7 +369,7 @@ def marker(round_: int, tasks: Mapping[str, Any]) -> State:
 
 
 def message_tree(message: Message) -> State:
-    """Return a message as a tree; see `asked.read_message`."""
+    """Return a message as a tree; see `received.read_message`."""
     return {f.name: getattr(message, f.name) for f in fields(message)}
 
 
