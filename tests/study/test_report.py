@@ -613,7 +613,7 @@ def test_a_folder_of_no_known_kind(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="run .*run.json.* grid .*grid.yaml.* relatedness study .*relatedness.json"):
         write(tmp_path)
     run_folder(tmp_path / "a", two_rounds())
-    with pytest.raises(StateError, match=r"relatedness.json\); 1 folders in it are run folders, such as a: name one$"):
+    with pytest.raises(StateError, match=r"relatedness.json\); 1 folder in it is a run folder, such as a: name one$"):
         write(tmp_path)
 
 
