@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from fedloom.errors import DataError
+from fedloom.federation.recipes import load
 from fedloom.models.tasks.dense import unit
 from fedloom.tasks import balanced_bce, cross_entropy, depth_l1, edge_bce, normals_l1
 
@@ -120,6 +121,14 @@ def test_normals_l1_by_hand():
     pred = torch.tensor([[3.0, 0, 4], [0, 2, 0], [1, 1, 1], [1, 0, 0]]).T.view(1, 3, 1, 4)
     labels = torch.tensor([[1.0, 0, 0], [0, 0, 1], [0, 0, 0], [0, 255, 0]]).T.reshape(1, 3, 1, 4)
     assert normals_l1(pred, labels).item() == pytest.approx((0.4 + 0.8 + 2) / 2)
+
+
+def test_the_thesis_normals_have_torchs_l1() -> None:
+    """Algorithm 3 names L1 as torch has it, a mean over x, y and z too."""
+    pred, labels = torch.randn(2, 2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).unbind()
+    [weight] = {load(f"thesis/nyud-{name}").tasks["normals"]["weight"] for name in ("single", "pairwise", "multi")}
+    expected = functional.l1_loss(functional.normalize(pred), labels)
+    torch.testing.assert_close(weight * normals_l1(pred, labels), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -171,6 +171,7 @@ def _mean(values: Tensor, valid: Tensor) -> Tensor:
 def normals_l1(pred: Tensor, labels: Tensor) -> Tensor:
     """Compute the L1 distance, summed over the three channels, of normalised predictions to the labels as they are.
 
+    The sum is FedHCA2's and ATRC's, for which the weight 10 is chosen; torch's L1, a mean over all, is a third of it.
     `pred` and `labels` B x 3 x H x W; labels in -1..1. A pixel counts unless a channel is 255 or all are 0.
     """
     target, valid = read_normals(labels, pred)
