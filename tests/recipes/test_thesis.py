@@ -53,6 +53,21 @@ def test_recipes_are_those_of_the_text(name: str) -> None:
     assert (recipe.training.rounds, recipe.training.epochs, recipe.training.optimizer.name) == (50, 5, "adam")
 
 
+def test_an_experiment_is_the_same_in_its_recipe_and_in_the_grid() -> None:
+    grid = {(cell.data, cell.base): recipe for cell, recipe in cells("thesis/dense").items()}
+    bases = {
+        "single": "A1",
+        "pairwise": "A2",
+        "multi": "B4",
+        **{name: name.upper() for name in ("b1", "b2", "b3", "c1", "c2")},
+    }
+    for data, where in (("NYU v2", "nyud"), ("PASCAL-Context", "pascal")):
+        for name, base in bases.items():
+            changes = {"name": "x", "seed": 0}
+            recipe = load(f"thesis/{where}-{name}")
+            assert recipe.model_copy(update=changes) == grid[data, base].model_copy(update=changes), (data, base)
+
+
 def test_the_release_is_a_variant() -> None:
     for cell, recipe in cells("thesis/dense-release").items():
         model, stopping = recipe.model.params, recipe.early_stopping
