@@ -57,6 +57,7 @@ class FakeApi:
             clients=clients,
             bytes_up=1500,
             bytes_down=3000,
+            rough={},
             memory={"data": 2_000_000},
             constant={"digit": ("accuracy", 0.1)},
             notes=["mind this"],

@@ -46,11 +46,15 @@ def show(
     constant = [f"{task} {metric} {value:.4f}" for task, (metric, value) in plan.constant.items()]
     if not full and len(constant) > 4:
         constant[4:] = [f"and {len(constant) - 4} more (--full)"]
+    up, down = (
+        f"{plan.rough.get(way, '')} {human_bytes(count)}".strip()
+        for way, count in (("up", plan.bytes_up), ("down", plan.bytes_down))
+    )
     facts = {
         "method": plan.method.strip().splitlines()[0],
         "parameters": ", ".join(f"{role} {count:,}" for role, count in plan.parameters.items()),
         "memory": ", ".join(f"{part} {human_bytes(count)}" for part, count in plan.memory.items()),
-        "bytes per round": f"{human_bytes(plan.bytes_up)} from clients, {human_bytes(plan.bytes_down)} to clients",
+        "bytes per round": f"{up} from clients, {down} to clients",
         "constant prediction": ", ".join(constant),
     }
     clients = plan.clients

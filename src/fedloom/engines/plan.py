@@ -8,20 +8,22 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedloom.core.context import Ctx, State
+from fedloom.core.layout import Layout
 from fedloom.core.untrusted import Array
 from fedloom.engines.peers.messages import signal_fields
 from fedloom.engines.peers.rounds import community_of
 from fedloom.federation.rounds import seen
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import constant_scores
-from fedloom.federation.rounds.federation import cohort
+from fedloom.federation.rounds.federation import Common, cohort
 from fedloom.federation.rounds.measure import unmeasured
-from fedloom.federation.rounds.messages import Payload, blank, count_bytes, rows_of
+from fedloom.federation.rounds.messages import Message, Payload, blank, count_bytes, nothing, rows_of
 from fedloom.federation.rounds.privacy import forecast, share_of
 from fedloom.federation.rounds.rounds import initial_state
-from fedloom.federation.rounds.server import dispatch
+from fedloom.federation.rounds.server import dispatch, server_init, server_step
 from fedloom.federation.runs.reader import human_bytes
 from fedloom.models.signal import blank as blank_input
 from fedloom.models.signal import sized
@@ -39,6 +41,8 @@ class Plan:
     memory: dict[str, int]
     notes: list[str] = field(default_factory=list)
     input_shape: tuple[int, ...] = ()
+    rough: dict[str, str] = field(default_factory=dict)
+    """'up', 'down' -> 'up to', 'at least' or 'about', where the bytes are not exactly those of a run's later rounds."""
     constant: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Task -> its metric, and the score of the constant prediction on test data (see `constant_scores`)."""
 
@@ -48,15 +52,95 @@ def plan(built: Built) -> Plan:
     return replace(plan_of(built), constant=constant_scores(built.federation))
 
 
-def _second_round(built: Built) -> State:
-    """Return the server's first state, with a vector for every task, which it lacks before the first round."""
+def _messages(built: Built) -> dict[str, Message]:
+    """Return what the server sends in the second round, when it has vectors of tasks and what stages broadcast."""
+    method, clients = built.method, built.federation.clients
     state: State = initial_state(built)["server"]
-    if built.method.task_vectors:
-        vector = torch.zeros_like(state["model"])
-        state["tasks"] = {task.name: vector for task in built.federation.tasks}
+    if method.task_vectors:
+        state["tasks"] = dict.fromkeys((task.name for task in built.federation.tasks), _noise(state["model"].shape))
         if state["buffers"] is not None and len(state["buffers"]):
             state["task_buffers"] = dict.fromkeys(state["tasks"], state["buffers"])
-    return state
+    messages = dispatch(built, state, clients)
+    needed = frozenset[str]().union(*(rule.needs for rule in method.rules))
+    known = {f"broadcast:{name}" for message in messages.values() for name in message.broadcast}
+    if built.recipe.peers is not None or needed <= known or _unsized(built):
+        return messages
+    # a first step shows it on a model with one value per block as well as on the whole one, unless products are taken
+    blocks = built.layout.blocks
+    if not any(block.role == "adapter" for block in blocks):
+        blocks = tuple(replace(block, shape=(1,) * len(block.shape)) for block in blocks)
+    small = Common(method, Layout(blocks), built.federation)
+    state = server_init(method, small.layout, _noise((sum(block.size for block in blocks),)), {}, built.recipe.seed)
+    first = dispatch(small, state, clients)
+    noise = _rows_of_noise(small)
+    payloads = [_payload(small, name, message, noise) for name, message in first.items()]
+    ctx = Ctx(1, built.recipe.seed, rows_of(small, clients), len(clients), held=built.federation.held)
+    second = dispatch(small, server_step(small, payloads, state, ctx), clients)
+
+    def whole(tensor: Tensor) -> Tensor:
+        return nothing(1, built.shared.d, tensor.dtype)[0] if tensor.shape == (small.shared.d,) else tensor
+
+    return {
+        name: replace(
+            message,
+            vector=None if second[name].vector is None else message.vector,
+            broadcast={key: whole(tensor) for key, tensor in second[name].broadcast.items()},
+        )
+        for name, message in messages.items()
+    }
+
+
+def _payload(common: Common, name: str, message: Message, noise: Tensor) -> Payload:
+    """Return what a client would send after this message, were its update `noise` where it trains."""
+    method, shared, rows = common.method, common.shared, rows_of(common, [name])
+    X = noise[: len(rows)]
+    if method.phases:
+        X = X.clone()
+        trained = {block for phase in method.phases for block in shared.select(phase.select).names}
+        for block in shared.names:
+            if block not in trained:
+                X[:, shared.slice(block)] = 0
+    updates = blank(shared, common.federation, rows, X)
+    for rule in method.rules:
+        updates = rule.moved(updates, dict(message.broadcast))
+    updates, _ = method.edge(updates, method.edge.init(shared), Ctx(1))
+    return Payload(
+        (name, None),
+        1.0,
+        method.codec.pack(updates),
+        {key: common.federation.client(name).class_counts if key == "classes" else 0.0 for key in method.extras},
+        dict.fromkeys(method.auxiliary, X[0]),
+        torch.zeros(len(rows), len(shared.blocks)) if method.wants_support else None,
+        message.buffers,
+        message.integers,
+        tasks={task: 1.0 for _, task in rows if task is not None},
+    )
+
+
+def _noise(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _rows_of_noise(common: Common) -> Tensor:
+    """Return as many rows as a client sends at most."""
+    most = max((len(rows_of(common, [name])) for name in common.federation.clients), default=0)
+    return _noise((most, common.shared.d))
+
+
+def _unsized(built: Built) -> list[str]:
+    """Return the extras whose sizes are known in a run only."""
+    return [name for name, value in built.method.extra_values.items() if isinstance(value, Array)]
+
+
+def _rough(built: Built) -> dict[str, str]:
+    """Return by how much the bytes of each way may be off (see `Plan.rough`)."""
+    method, words = built.method, {(True, False): "up to", (False, True): "at least", (True, True): "about"}
+    more = bool(_unsized(built))
+    ways = {
+        "up": (method.codec.varies, more),
+        "down": (method.codec.varies and method.task_vectors, more and any(rule.needs for rule in method.rules)),
+    }
+    return {way: words[found] for way, found in ways.items() if any(found)}
 
 
 def plan_of(built: Built) -> Plan:
@@ -69,26 +153,11 @@ def plan_of(built: Built) -> Plan:
         parameters[block.role] += block.size
     if frozen := sum(p.numel() for p in built.frozen.values()):
         parameters["frozen"] = frozen
-    messages = dispatch(built, _second_round(built), federation.clients)
-    noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
     up = down = 0
-    for name in () if built.method.turn.pool else federation.clients:
-        down += sum(count_bytes(built, name, messages[name]).values())
-        rows = rows_of(built, [name])
-        updates = blank(shared, federation, rows, noise.expand(len(rows), -1))
-        updates, _ = built.method.edge(updates, built.method.edge.init(shared), Ctx(1))
-        payload = Payload(
-            (name, None),
-            1.0,
-            built.method.codec.pack(updates),
-            dict.fromkeys(built.method.extras, 0.0),
-            dict.fromkeys(built.method.auxiliary, noise[0]),
-            torch.zeros(len(rows), len(shared.blocks)) if built.method.wants_support else None,
-            messages[name].buffers,
-            messages[name].integers,
-            tasks={task: 1.0 for _, task in rows if task is not None},
-        )
-        up += sum(count_bytes(built, name, payload).values())
+    noise = _rows_of_noise(built)
+    for name, message in () if built.method.turn.pool else _messages(built).items():
+        down += sum(count_bytes(built, name, message).values())
+        up += sum(count_bytes(built, name, _payload(built, name, message, noise)).values())
     taking_part = len(cohort(list(federation.trainers), recipe.training.participation, recipe.seed, 1))
     moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
     p = layout.parameters.d
@@ -119,8 +188,8 @@ def plan_of(built: Built) -> Plan:
     if recipe.training.stacked == "auto":
         notes.append(f"clients train {'stacked' if built.stacked else 'one at a time'}")
     if built.method.codec.varies:
-        notes.append("bytes up are those of a random update; a real one may be sparser")
-    if sized_in_a_run := [name for name, value in built.method.extra_values.items() if isinstance(value, Array)]:
+        notes.append("bytes are those of random updates; real ones may be sparser")
+    if sized_in_a_run := _unsized(built):
         notes.append(
             f"bytes leave out {' and '.join(sized_in_a_run)}: their sizes are known in a run only (bytes.jsonl)"
         )
@@ -136,7 +205,7 @@ def plan_of(built: Built) -> Plan:
     notes += seen.visibility(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
-    return Plan(str(built.method), dict(parameters), clients, up, down, memory, notes, shape)
+    return Plan(str(built.method), dict(parameters), clients, up, down, memory, notes, shape, _rough(built))
 
 
 def _signals(built: Built) -> int:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.context import Ctx, Fields, State
+from fedloom.core.context import Broadcast, Ctx, Fields, State
 from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns, Selector
 from fedloom.core.settings.section import Checked, NonNegative
@@ -145,6 +145,10 @@ class LocalRule(Checked):
         client's model.
         """
         return state, {}
+
+    def moved(self, update: Updates, broadcast: Broadcast) -> Updates:
+        """Return rows of one client, which may be noise, with zeros where this rule keeps the model as it came."""
+        return update
 
     def personal(self, state: State) -> Tensor | None:
         """Return parameters (p) of the client's own model, if the rule keeps one in its state (`keeps_model`)."""

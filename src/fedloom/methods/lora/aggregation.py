@@ -149,6 +149,16 @@ class OwnRank(LocalRule):
                 x[where] = values
         return {}, {}
 
+    def moved(self, update: Updates, broadcast: Broadcast) -> Updates:
+        if "rank" not in broadcast:
+            return update
+        X, layout, rank = update.X.clone(), update.layout, int(broadcast["rank"])
+        for block, columns in zip(layout.blocks, layout.slices, strict=True):
+            if block.name.endswith((_A, _B)):
+                parts = X[:, columns].view(len(X), *block.shape)
+                (parts[:, rank:] if block.name.endswith(_A) else parts[:, :, rank:]).zero_()
+        return update.replace(X=X)
+
     @staticmethod
     def _others(view: View) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
         """Return each factor with where its other components are."""
