@@ -66,6 +66,12 @@ def test_loss_scales_of_one_to_a_thousand() -> None:
     same = conflict_averse_mix("a", given, safeguards=policy)
     assert same.update.tolist() == pytest.approx([0, 0], abs=1e-7)
     assert same.acted == {"normalise": {"a": 1.0, "b": pytest.approx(0.001)}}
+    # Of length 1 (section 6.3.3): neither counts more, and the step is as short.
+    unit = conflict_averse_mix(
+        "a", rows([3.0, 0.0], [0.0, 500.0]), safeguards=OFF.model_copy(update={"normalise": "unit-norm"})
+    )
+    assert unit.update.tolist() == pytest.approx([0.7 / 1.16, 0.7 / 1.16])
+    assert unit.acted == {"normalise": {"a": pytest.approx(1 / 3), "b": pytest.approx(0.002)}}
     for mixed in (off, clip, same):
         agrees(mixed, given)
     # Whatever the unit of a neighbour's loss, the result is the same.

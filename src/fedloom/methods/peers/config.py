@@ -160,10 +160,10 @@ class Safeguards(Section):
     nonfinite: Literal["leave-out"] | None = "leave-out"
     """Layer 4: rows with nan or inf are left out, and where the solver has no finite answer, all rows count alike.
     Without the own row the neighbours' are mixed; without any row the update is zero."""
-    normalise: Literal["own-norm"] | None = None
-    """Every row gets the norm of the peer's own update (the median of the others' if that is zero), so that no task
-    counts more for the unit of its loss. The thesis normalises to norm 1; this keeps the length of a step. It was what
-    dense tasks needed beside the layers."""
+    normalise: Literal["own-norm", "unit-norm"] | None = None
+    """unit-norm: every row gets norm 1, so that no task counts more for the unit of its loss; what dense tasks needed
+    beside the layers, as the thesis has it (6.3.3). own-norm: every row gets the norm of the peer's own update (the
+    median of the others' if that is zero), which keeps the length of a step."""
     clip: Positive | None = 10.0
     """Layer 1: rows longer than this are shortened to it. 10, later 5 in the thesis."""
     ridge: Positive | None = 1e-3

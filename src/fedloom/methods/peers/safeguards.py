@@ -76,7 +76,7 @@ def conflict_averse_mix(
     G = gram(Updates.of(X))
     lengths = G.diagonal().clamp(min=0).sqrt()
     if safeguards.normalise is not None:
-        factors = equalising(lengths, at)
+        factors = equalising(lengths, at) if safeguards.normalise == "own-norm" else equalising(lengths, to=1.0)
         if bool((factors != 1).any()):
             acted["normalise"] = dict(zip(here, factors.tolist(), strict=True))
     if safeguards.clip is not None:
@@ -115,16 +115,18 @@ def conflict_averse_mix(
     )
 
 
-def equalising(lengths: Tensor, own: int | None) -> Tensor:
-    """Return factors (n) that give every row the length of row `own`, or the median length if that is 0 or absent.
+def equalising(lengths: Tensor, own: int | None = None, to: float | None = None) -> Tensor:
+    """Return factors (n) that give every row the length `to`, by default that of row `own`, or the median length if
+    that is 0 or absent.
 
     Rows of length 0 or without a finite one keep theirs.
     """
     usable = torch.isfinite(lengths) & (lengths > 0)
     if not bool(usable.any()):
         return torch.ones_like(lengths)
-    target = lengths[own] if own is not None and bool(usable[own]) else lengths[usable].median()
-    return torch.where(usable, target / lengths, 1.0)
+    if to is None:
+        to = float(lengths[own] if own is not None and bool(usable[own]) else lengths[usable].median())
+    return torch.where(usable, to / lengths, 1.0)
 
 
 def shortening(lengths: Tensor, most: float) -> Tensor:
