@@ -185,7 +185,7 @@ def defaults(function: Callable[..., Any], *names: str) -> dict[str, Any]:
 
 def test_what_a_recipe_leaves_out_is_what_the_functions_do_by_themselves() -> None:
     mix = defaults(conflict_averse_mix, "c", "rescale", "add_own")
-    assert ConflictAverse().model_dump(exclude={"safeguards"}) == mix
+    assert ConflictAverse().model_dump(exclude={"safeguards", "heads"}) == mix
     assert defaults(stages.ConflictAverseMix, "c", "rescale", "add_own") == mix
     assert AdaptiveScope().model_dump() == defaults(next_scope, "enter", "leave")
     assert GroupsSection().model_dump() == {

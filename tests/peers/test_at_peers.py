@@ -164,6 +164,25 @@ def test_without_the_peer_itself_or_a_block_that_all_have_the_mix_is_the_weighte
     torch.testing.assert_close(found, torch.cat([(X[0] + 2 * X[1])[:2] / 3, X[2, 2:]]))
 
 
+def test_heads_are_mixed_apart_among_those_that_have_them() -> None:
+    """Two of three rows have a head: with `heads` "averse" it is a problem of its own, solved among these two."""
+    layout = Layout((Block("encoder", (2,)), Block("head", (2,), task="t"), Block("other", (1,), task="u")))
+    X = torch.tensor([[1.0, 0, 3, 1, 2], [0, 1, -1, 1, 5], [1, 1, 9, 9, 1]])
+    present = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 1]]).bool()
+    ctx = Ctx(1, targets=(("a", None),))
+    updates = Updates.of(X, rows=["a", "b", "c"], layout=layout, present=present)
+    stage = ConflictAverseMix(heads="averse")
+    out, state = stage(updates, stage.init(layout), ctx)
+    of = {
+        name: conflict_averse_mix("a", {c: X[i, s] for i, c in enumerate(who)})
+        for name, s, who in (("encoder", slice(0, 2), "abc"), ("head", slice(2, 4), "ab"))
+    }
+    torch.testing.assert_close(out.X[0, :4], torch.cat([of["encoder"].update, of["head"].update]))
+    assert state == {"before": of["encoder"].weights, "heads": {"t": of["head"].weights, "u": {}}}
+    mean, _ = ConflictAverseMix()(updates, {"before": {}}, ctx)
+    torch.testing.assert_close(mean.X[0], torch.cat([of["encoder"].update, X[:2, 2:4].mean(0), X[2, 4:]]))
+
+
 def test_smoothed_weights_are_remembered() -> None:
     stage = ConflictAverseMix(safeguards=Safeguards(ema=0.5))
     updates = Updates.of(X, rows=["a", "b", "c"])

@@ -47,6 +47,7 @@ LATER: dict[tuple[str, ...], dict[str, Any]] = {
     ("partition",): {"sizes": None, "named": False},
     ("peers",): {"mode": "synchronous", "rollback": None},
     ("peers", "choose"): {"groups": None, "recency": None},
+    ("peers", "conflict_averse"): {"heads": "mean"},
     ("peers", "similarity"): {
         "gradient": "update",
         "scale": "unit",

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -117,30 +117,46 @@ class AtPeer(Stage):
 class ConflictAverseMix(Stage):
     """One peer's conflict-averse update with safeguards (DFMTL thesis; see `fedloom.peers.conflict_averse_mix`).
 
-    It works on the blocks that all rows have; the other blocks get the weighted mean. `ctx.targets` is the peer. The
-    actions of the safeguards are recorded; the solver's weights are remembered for smoothing.
+    It works on the blocks that all rows have; the other blocks get the weighted mean, or with `heads` "averse" those of
+    each task the mix of the rows that have them. `ctx.targets` is the peer. The actions of the safeguards on what all
+    have are recorded; the solver's weights are remembered for smoothing.
     """
 
     c: BelowOne = 0.4
     rescale: Rescale = "1+c^2"
     add_own: bool = False
     safeguards: Safeguards = Safeguards()
+    heads: Literal["mean", "averse"] = "mean"
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, presence="coupled")
 
     def init(self, layout: Layout) -> State:
-        return {"before": {}}
+        return {"before": {}, **({"heads": {}} if self.heads == "averse" else {})}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         out = weighted_mean(updates.replace(coef=None))
         targets = ctx.targets or ()
         if len(targets) != 1:
             raise ValueError(f"{self!r}: expected one peer as the target, found {targets}")
-        own = targets[0][0]
-        part = updates.layout.having(updates.has.all(0).tolist())
+        own, all_have = targets[0][0], updates.has.all(0)
+        if "heads" in state:
+            heads = dict(state["heads"])
+            for task in updates.layout.tasks:
+                some = [b.task == task and not there for b, there in zip(updates.layout.blocks, all_have, strict=True)]
+                part = updates.layout.having(some)
+                holders = updates.has[:, some].all(1).nonzero()[:, 0].tolist()
+                heads[task] = self._mixed(own, updates.keep(holders), part, heads.get(task, {}), out, ctx, common=False)
+            state = {**state, "heads": heads}
+        part = updates.layout.having(all_have.tolist())
+        return updates.reduced(out), {**state, "before": self._mixed(own, updates, part, state["before"], out, ctx)}
+
+    def _mixed(
+        self, own: str, updates: Updates, part: Layout, before: State, out: Tensor, ctx: Ctx, common: bool = True
+    ) -> State:
+        """Write the mix of these rows in these blocks to `out`; return the solver's weights that are known now."""
         X = updates.layout.take(updates.X, part)
         rows = {client: x for (client, _), x in zip(updates.rows, X, strict=True)}
         if own not in rows or not part.blocks:
-            return updates.reduced(out), state
+            return before
         mixed = conflict_averse_mix(
             own,
             rows,
@@ -148,14 +164,14 @@ class ConflictAverseMix(Stage):
             rescale=self.rescale,
             add_own=self.add_own,
             safeguards=self.safeguards,
-            before=state["before"],
+            before=before,
         )
         updates.layout.put(out, part, mixed.update)
-        about: dict[str, Any] = {"peer": own, "weights": mixed.weights, "acted": mixed.acted}
-        ctx.record("conflict-averse", about)
+        if common:
+            ctx.record("conflict-averse", {"peer": own, "weights": mixed.weights, "acted": mixed.acted})
         if "nonfinite" in mixed.acted:  # the other safeguards act in most rounds
             ctx.log("safeguard", {"peer": own, "what": "nonfinite", "why": str(mixed.acted["nonfinite"])})
-        return updates.reduced(out), {"before": {**state["before"], **mixed.weights}}
+        return {**before, **mixed.weights}
 
 
 @dataclass(frozen=True)
@@ -329,7 +345,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
     try:
         if config.conflict_averse is not None:
             ca = config.conflict_averse
-            mix = ConflictAverseMix(ca.c, ca.rescale, ca.add_own, ca.safeguards)
+            mix = ConflictAverseMix(ca.c, ca.rescale, ca.add_own, ca.safeguards, ca.heads)
             averse = method.combined_by(mix).stage
             method = replace(
                 method, stage=Switch(config.warmup.until, method.stage, averse) if config.warmup else averse

@@ -188,6 +188,9 @@ class ConflictAverse(Section):
     rescale: Literal["none", "1+c^2", "1+c", "1.5+c^2"] = "1+c^2"
     add_own: bool = False
     safeguards: Safeguards = Safeguards()
+    heads: Literal["mean", "averse"] = "mean"
+    """What only some of the models have, such as heads of a task: their mean, or, for each task apart, the same mix of
+    those that have it ("averse"; figure 4.5 of the thesis: "HCA on scoped blocks")."""
 
 
 class AdaptiveScope(Section):
