@@ -1,8 +1,9 @@
 """Measure what every method and add-on costs beside FedAvg: CPU seconds, memory, bytes and what is kept.
 
 Five clients on scikit-learn's handwritten digits (digits-tasks), one local epoch, a CNN of 545,000 parameters. Add-ons
-act on FedAvg, and peers of the thesis' experiments have three neighbours; what is refused here, because it needs other
-data, another model or another package, is left out and listed.
+act on FedAvg, and peers of the thesis' experiments have three neighbours. What is refused there is measured elsewhere,
+beside FedAvg there: robust rules with three clients per task, low-rank factors on a small vision transformer, staleness
+among asynchronous peers, Sheaf-FMTL on a smaller CNN. What is left out and why is listed.
 
 Each case is a process of its own. Seconds are CPU seconds of one thread per round, the least of the second to the
 fourth of five rounds, so that neither building nor measuring counts; FedAvg runs in each process, too. Memory (on
@@ -10,11 +11,13 @@ Linux) is the peak above what was resident before: the server, and one client th
 checkpoint of the last round: the state of the server and of all clients. Bytes are those of all clients together, the
 mean of the rounds.
 
-`--quick` measures four cases. `--out DIR` writes method-costs.csv there.
+`--quick` measures four cases. `--out DIR` writes method-costs.csv there; where it is there already, the cases that it
+lacks are measured and added.
 """
 
 from __future__ import annotations
 
+import csv
 import itertools
 import multiprocessing
 import tempfile
@@ -43,16 +46,42 @@ THESIS = {
 }
 """Experiments of the thesis' Table 6.2 with one task a peer: signals, how they are normalised, scope and mixing."""
 NEEDS = {"server-step": "step: 2"}
+THREE, FACTORS, PACES = ", three clients a task", ", low-rank factors", ", asynchronous peers"
+SMALLER = ", a smaller CNN"
+HOSTS = {
+    "": (),
+    THREE: ("partition.clients_per_task=3", "partition.all_task_clients=0"),
+    FACTORS: ("model={name: tiny-vit, width: 128, depth: 4, num_heads: 4, lora: {rank: 8}}",),
+    SMALLER: ("model.hidden=32",),
+    PACES: ("peers={mode: asynchronous, weights: {kind: size}, scenario: {speed: 20}}",),
+}
+"""What follows a name -> where such cases are measured, beside FedAvg there."""
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("centred-clip", "clip", "krum", "mda", "median", "multi-krum", "nnm", "rfa", "trimmed-mean"), THREE
+    ),
+    **dict.fromkeys(("fedex-lora", "fedsa-lora", "flora"), FACTORS),
+    "staleness": PACES,
+    "sheaf-fmtl": SMALLER,  # whose maps have the square of the number of parameters
+}
+LEFT_OUT = {
+    "constant": "nothing is trained or sent",
+    "fedavg + fedrpca": "a round takes minutes on this model",
+}
 FIELDS = ("method", "CPU s per round", "times FedAvg", "MB of memory", "MB kept", "MB up", "MB down")
 
 
 def cases() -> dict[str, tuple[str, ...]]:
-    """Name -> changes of the recipe."""
+    """Name -> changes of the recipe, after those of its host."""
     from fedloom.methods import ADDONS, METHODS
 
-    found: dict[str, tuple[str, ...]] = {name: (f"method={name}",) for name in ("fedavg", *sorted(METHODS.entries))}
+    found: dict[str, tuple[str, ...]] = {
+        f"{name}{ELSEWHERE.get(name, '')}": (f"method={name}",) for name in ("fedavg", *sorted(METHODS.entries))
+    }
+    found |= {f"fedavg{where}": ("method=fedavg",) for where in HOSTS}
     for name in sorted(ADDONS.entries):
-        found[f"fedavg + {name}"] = (f"method={{name: fedavg, add: {{{name}: {{{NEEDS.get(name, '')}}}}}}}",)
+        change = f"method={{name: fedavg, add: {{{name}: {{{NEEDS.get(name, '')}}}}}}}"
+        found[f"fedavg + {name}{ELSEWHERE.get(name, '')}"] = (change,)
     for name, (signals, normalised, scope, averse) in THESIS.items():
         judged = f"{{signals: {signals}, gradient: loss, scale: cosine, cross_loss: negative, normalise: {normalised}}}"
         weights = f"{{kind: {'soft' if averse == 'null' else 'uniform'}}}"
@@ -60,7 +89,12 @@ def cases() -> dict[str, tuple[str, ...]]:
             f"similarity: {judged}, choose: {{top: 3}}, weights: {weights}, scope: {scope}, conflict_averse: {averse}"
         )
         found[f"thesis, {name}"] = ("method=fedavg", f"peers={{{peers}}}")
-    return found
+    return {name: changes for name, changes in found.items() if name not in LEFT_OUT}
+
+
+def host(name: str) -> tuple[str, ...]:
+    """Return the changes of the recipe that make the place where a case is measured."""
+    return next((changes for where, changes in HOSTS.items() if where and name.endswith(where)), ())
 
 
 def went(*changes: str) -> dict[str, float]:
@@ -85,7 +119,7 @@ def went(*changes: str) -> dict[str, float]:
     return {"seconds": seconds, "kept": kept / 1e6, **{way: total[way] / ROUNDS / 1e6 for way in ("up", "down")}}
 
 
-def case(changes: tuple[str, ...]) -> dict[str, float] | str:
+def case(where: tuple[str, ...], changes: tuple[str, ...]) -> dict[str, float] | str:
     """Return the numbers of one case, or why it is refused."""
     import torch
 
@@ -97,11 +131,11 @@ def case(changes: tuple[str, ...]) -> dict[str, float] | str:
         peak.write_text("5")  # the peak begins anew
     before = resident("VmRSS")
     try:
-        found = went(*changes)
+        found = went(*where, *changes)
     except (UserError, ValueError) as refused:
         return str(refused)
     found["memory"] = (resident("VmHWM") - before) / 1e6
-    return {**found, "times": found["seconds"] / went("method=fedavg")["seconds"]}
+    return {**found, "times": found["seconds"] / went(*where, "method=fedavg")["seconds"]}
 
 
 def main() -> None:
@@ -110,11 +144,15 @@ def main() -> None:
 
     print(machine())
     print(("{:<34}" + "{:>11}" * 6).format("method", "CPU s", "x FedAvg", "memory", "kept", "up", "down"))
-    rows, refused = [], {}
-    every = cases()
+    rows, refused = [], dict(LEFT_OUT)
+    every, table = cases(), options.out and options.out / "method-costs.csv"
+    if table and table.exists():
+        with table.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        every = {name: changes for name, changes in every.items() if name not in {row["method"] for row in rows}}
     for name in list(every)[:: 25 if QUICK else 1]:
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-            found = pool.submit(case, every[name]).result()
+            found = pool.submit(case, host(name), every[name]).result()
         if isinstance(found, str):
             refused[name] = found
             continue
@@ -124,8 +162,8 @@ def main() -> None:
         rows.append(dict(zip(FIELDS, (name, *values), strict=True)))
     for name, why in refused.items():
         print(f"left out: {name}: {why}")
-    if options.out:
-        write_table(options.out / "method-costs.csv", FIELDS, rows)
+    if table:
+        write_table(table, FIELDS, rows)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import runpy
 import subprocess
@@ -15,6 +16,7 @@ import torch
 
 from fedloom.federation.recipes import load
 from fedloom.federation.rounds.build import build
+from fedloom.methods import ADDONS, METHODS
 
 HOME = Path(__file__).parents[1] / "benchmarks"
 SLOW = {
@@ -52,6 +54,18 @@ def test_every_long_benchmark_starts(script: Path, tmp_path: Path) -> None:
 def test_all_are_listed() -> None:
     listed = (HOME / "README.md").read_text("utf-8")
     assert [script.name for script in SCRIPTS if f"python benchmarks/{script.name}" not in listed] == []
+
+
+def test_every_method_and_add_on_has_its_costs_or_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HOME)
+    monkeypatch.setattr(sys, "argv", ["method_costs"])
+    costs = runpy.run_path(str(HOME / "method_costs.py"), run_name="imported")
+    with (HOME.parent / "docs" / "results" / "method-costs.csv").open(newline="", encoding="utf-8") as file:
+        rows = {row["method"] for row in csv.DictReader(file)}
+    assert costs["cases"]().keys() - {"fedavg"} == rows - {"fedavg"}
+    reasons = {*costs["cases"](), *costs["LEFT_OUT"]}
+    every = [*METHODS.entries, *(f"fedavg + {name}" for name in ADDONS.entries)]
+    assert [name for name in every if not any(each.split(", ")[0] == name for each in reasons)] == []
 
 
 @pytest.fixture
