@@ -189,8 +189,8 @@ class ConflictAverse(Section):
     add_own: bool = False
     safeguards: Safeguards = Safeguards()
     heads: Literal["mean", "averse"] = "mean"
-    """What only some of the models have, such as heads of a task: their mean, or, for each task apart, the same mix of
-    those that have it ("averse"; figure 4.5 of the thesis: "HCA on scoped blocks")."""
+    """The parts that only some of the models have, such as heads of a task: mean, or averse: for each task apart, the
+    same mix of those that have it (figure 4.5 of the thesis: "HCA on scoped blocks")."""
 
 
 class AdaptiveScope(Section):
