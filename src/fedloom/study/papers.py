@@ -1,16 +1,12 @@
-"""Activated dimensions of a run, read from its records: overlap of the clients, shares per block, and the picture.
+"""Figures and tables of the papers that are read from records of runs. Free of torch.
 
-The run must have the add-on `activated-dimensions` (FedDEA's Figure 2). Free of torch.
-
-FedHCA2's hyper weights of a run, read from its records: alpha per client, beta per decoder and layer, as a picture.
-
-The run must use the method `fedhca2`, or one of its stages. Free of torch.
-
-The validation losses of a grid's runs, by which the DFMTL thesis ranks its experiments (Tables 6.4 to 6.14).
-
-A loss is the one by which early stopping judges: the mean over clients of their tasks' losses, weighted as the clients
-weigh them. So losses of cells whose clients hold other tasks, or weigh them otherwise, are not comparable, although the
-thesis compares them.
+- Activated dimensions (FedDEA's Figure 2): overlap of the clients, shares per block, and the picture. The run must have
+  the add-on `activated-dimensions`.
+- FedHCA2's hyper weights: alpha per client, beta per decoder and layer, as a picture. The run must use the method
+  `fedhca2`, or one of its stages.
+- The validation losses by which the DFMTL thesis ranks its experiments (Tables 6.4 to 6.14). A loss is the one by which
+  early stopping judges: the mean over clients of their tasks' losses, weighted as the clients weigh them. So losses of
+  cells whose clients hold other tasks, or weigh them otherwise, are not comparable, although the thesis compares them.
 """
 
 from __future__ import annotations
