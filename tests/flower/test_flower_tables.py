@@ -101,6 +101,15 @@ def test_nodes_train_bit_for_bit_what_one_machine_trains(folder: Path, tmp_path:
     assert [line["columns"] for line in lines if line["what"] == "statistics"] == [["x", "kind", "score"]]
 
 
+def test_a_site_without_a_task_predicts_its_own_with_its_run(folder: Path, tmp_path: Path) -> None:
+    """The model that it got has heads of the others' tasks, too."""
+    there = over_nodes(folder, tmp_path / "there")
+    (own,) = (folder.parent / "nodes" / "cologne" / "runs").iterdir()
+    mine, whole = (of_table(run, folder / "cologne.csv") for run in (own, there.folder))
+    pandas.testing.assert_frame_equal(mine, whole[[*mine]])
+    assert [*mine] == ["ill", "p(ill=0)", "p(ill=1)"]
+
+
 def test_one_sites_section_serves_all_and_the_run_predicts(folder: Path, tmp_path: Path) -> None:
     """`fedloom init` at one site writes it; another site has no value of an input, and keeps its file's path."""
     home = tmp_path / "bonn.yaml"

@@ -166,7 +166,7 @@ def export(
         raise UserError(f"{run}: {whose} has no task {task!r}.{choices('Tasks', task, names)}")
     key = _key(run, models, client, task)
     tasks = [t for t in held if task in (None, t.name)]
-    mine = _of_tasks(models[key], {t.name for t in tasks})
+    mine = of_tasks(models[key], {t.name for t in tasks})
     facts = _about(built, key, client, tasks, licence)
     loads = loader(built.module, facts, tasks)
     files = loads | {RECIPE: dump(built.recipe), CARD: card(built, Run.read(run), facts, tasks, client, loads, hub)}
@@ -204,14 +204,14 @@ def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | N
     raise UserError(f"{run}: the run has no global model; choose a client with --client ({', '.join(owners)})")
 
 
-def predicting(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _predicting(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a model with which it predicts: without its predictions on a public set (FedMD)."""
     return {name: tensor for name, tensor in state.items() if not name.startswith("public_outputs.")}
 
 
-def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]:
+def of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]:
     """Return the tensors of a model without those of other tasks."""
-    state = predicting(state)
+    state = _predicting(state)
     owner = {name: name.split(".")[1] for name in state if name.split(".")[0] in ("decoders", "heads")}
     return {name: tensor for name, tensor in state.items() if owner.get(name) in (None, *tasks)}
 

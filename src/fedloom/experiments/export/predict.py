@@ -38,7 +38,7 @@ from fedloom.data.tables.read import read
 from fedloom.data.tables.table import EVERYONE, sites_of, task_of
 from fedloom.data.texts import Words, texts_of
 from fedloom.engines.result import fill, model_key, trained_models
-from fedloom.experiments.export.bundle import ABOUT, OFF, Bundle, is_image, network, predicting
+from fedloom.experiments.export.bundle import ABOUT, OFF, Bundle, is_image, network, of_tasks
 from fedloom.federation.runs.reader import Run
 from fedloom.federation.runs.recorded import recipe_in
 from fedloom.models.multitask import MultiTask
@@ -472,7 +472,7 @@ def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
             return None  # its head was never trained
         if key not in modules:
             module = network(recipe, shape, Signal(kind="features"), tasks)
-            fill(module, predicting(models[key]), folder)
+            fill(module, of_tasks(models[key], {*table.tasks}), folder)
             modules[key] = module.eval()
         return modules[key]
 
