@@ -27,9 +27,9 @@ from sites_support import SITES, Go, Server, events, recipe, trained
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, RecordDict
 
-from fedloom.engines.flower import Node, client_app
+from fedloom.engines.flower import Node, client_app, server_app
 from fedloom.engines.flower.at_nodes import _HELLO
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
 from fedloom.engines.flower.nodes import Elsewhere, NodeReport, about, agreed, federation_of
@@ -338,3 +338,18 @@ def test_nodes_whose_classes_have_other_names_do_not_train_together() -> None:
     for wrong in ({"mood": ["one"]}, {"temper": ["bad", "good"]}, {"mood": ["bad", "\x1b[2J"]}, {"mood": []}):
         with pytest.raises(ValueError, match="classes"):
             report("rome", classes=wrong)
+
+
+def test_a_run_goes_on_only_with_the_recipe_and_the_changes_that_it_began_with(
+    homes: dict[int, dict[str, str]], tmp_path: Path
+) -> None:
+    def start(*own: str, changes: str = "") -> None:
+        one, config = recipe("training.rounds=1", *own), {"folder": str(tmp_path / "run"), "changes": changes}
+        grid = LocalGrid(client_app(one), homes, config)
+        server_app(one)(grid, Context(1, 0, {}, RecordDict(), config))
+
+    start(changes="seed=3")
+    start(changes="seed=3")
+    for own, changes, keys in (((), "seed=4", "seed"), (("training.rounds=2",), "seed=3", "training.rounds")):
+        with pytest.raises(StateError, match=f"began with other values of {keys}, which cannot change"):
+            start(*own, changes=changes)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.core.lazy import need
-from fedloom.core.settings.section import Section, folder_name
+from fedloom.core.settings.section import Section, differs, folder_name
 from fedloom.core.settings.yaml import section_of
 from fedloom.data.partition import Partition
 from fedloom.engines.api import Engine
@@ -35,7 +35,7 @@ from fedloom.federation.rounds.round import Advance
 from fedloom.federation.rounds.worker import Executor
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.recorded import json_of
+from fedloom.federation.runs.recorded import json_of, recipe_in
 from fedloom.federation.runs.track import FILE as AUDIT
 from fedloom.federation.runs.track import Audit
 from fedloom.methods.method import Method
@@ -198,12 +198,24 @@ def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any
         engine = OverGrid(grid, folder)
         watch = progress(quiet=False)
         if (folder / "recipe.yaml").is_file():
+            if method is None:
+                _check_same(folder, whole)
             result = api.resume(folder, method=method, progress=watch, engine=engine)
         else:
             result = api.run(whole, folder, method=method, progress=watch, engine=engine)
         print(f"{result.table()}\n{result.status}: {result.folder}", flush=True)
 
     return app
+
+
+def _check_same(folder: Path, recipe: Recipe) -> None:
+    """Raise StateError where the app's recipe, with its changes, is not that of the run in a folder."""
+    values = [each.model_dump(mode="json") for each in (recipe_in(folder), recipe)]
+    if keys := sorted(differs("", *values)):
+        raise StateError(
+            f"{folder}: the run there began with other values of {', '.join(keys)}, which cannot change. Start the app "
+            "with those, or a new run in another folder"
+        )
 
 
 class _Run(Section):
