@@ -33,6 +33,7 @@ from fedloom.data.tables.table import together
 from fedloom.engines.flower import client_app
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
 from fedloom.engines.flower.nodes import NodeConfig, own_data, own_table
+from fedloom.engines.flower.wire import head_of
 
 SITES = ("aachen", "bonn", "cologne")
 MODEL: dict[str, Any] = {
@@ -151,6 +152,24 @@ def test_a_run_over_tables_at_nodes_goes_on(folder: Path, tmp_path: Path) -> Non
     grid = LocalGrid(client_app(recipe), homes(folder))
     result = resume(tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
     assert (result.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+def test_a_file_that_changes_during_a_run_costs_its_site_the_rounds(folder: Path, tmp_path: Path) -> None:
+    """Its rows would be split anew: some that were for training would be for tests."""
+    recipe = load({**RECIPE, **MODEL}, ("runtime.flower.min_clients=2",))
+    grid = LocalGrid(client_app(recipe), homes(folder))
+
+    def fresh(message: Any, context: Any) -> Any:  # as in a deployment, where each message has a process of its own
+        if head_of(message.content).get("round") == 2:
+            frame = pandas.read_csv(folder / "bonn.csv")
+            frame.assign(x=frame.x + 1).to_csv(folder / "bonn.csv", index=False)
+        return client_app(recipe)(message, context)
+
+    grid.app = fresh
+    result = run(recipe, tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
+    assert [*map(sorted, trained(result.folder))] == [[*SITES], ["aachen", "cologne"]]
+    lines = [json.loads(line) for line in (folder.parent / "nodes" / "bonn" / "audit.jsonl").read_text().splitlines()]
+    assert "its data have changed since round-1" in next(line["why"] for line in lines if line["what"] == "refuse")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedloom._version import __version__
 from fedloom.core.context import State
-from fedloom.core.errors import RecipeError, UserError
+from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.core.lazy import need
 from fedloom.core.untrusted import plain, shown
 from fedloom.data.tables.preprocessing import Preprocessing
@@ -145,9 +145,9 @@ class Node:
         message, marker = received.read_message(built, self.client, tree), received.read_state(tree)
         self._begin(built, head, tree)
         with self._folder(head) as folder:
-            job = TrainJob(self.client, round_, message, self._state(folder, marker))
+            job = TrainJob(self.client, round_, message, self._state(built, folder, marker))
             done = worker.train(job, self._scored(tree))
-            self._keep(folder, done.state, round_, marker)
+            self._keep(built, folder, done.state, round_, marker)
             ledger = Ledger()
             ledger.up[self.client] = count_bytes(built, self.client, done.payload)
             ledger.down[self.client] = count_bytes(built, self.client, message)
@@ -168,7 +168,7 @@ class Node:
         with self._folder(head) as folder:
             left = take_turn(built, worker, folder, self._peer_state(built, folder, marker), job)
             if left.state is not None:
-                self._keep(folder, left.state, round_, marker)
+                self._keep(built, folder, left.state, round_, marker)
                 self._note(folder, round_, left.train, left.ledger)
         answer = {
             "peer_messages": left.peer_messages,
@@ -302,7 +302,7 @@ class Node:
     def _model(self, built: Built, folder: RunFolder, one: Mapping[str, Any], name: str) -> tuple[Message, State]:
         """Return the message and the state that a model is loaded from; at a peer both are its own."""
         if built.recipe.peers is None:
-            return one["message"], self._state(folder, one["state"])
+            return one["message"], self._state(built, folder, one["state"])
         state = self._peer_state(built, folder, one["state"])
         for model in models_for(built, {"peers": {self.client: state}}, self.client):
             if (model.name, model.task) == (name, one["task"]):
@@ -311,19 +311,28 @@ class Node:
 
     def _peer_state(self, built: Built, folder: RunFolder, marker: Mapping[str, Any]) -> State:
         if marker:
-            return self._state(folder, {"node": marker["node"]})
+            return self._state(built, folder, {"node": marker["node"]})
         initial = built.layout.flatten(built.module).detach()
         return first(built.method, built.layout, initial, integer_buffers(built.module), built.recipe.seed)
 
-    def _state(self, folder: RunFolder, marker: Mapping[str, Any]) -> State:
-        """Return the state that a marker stands for: the state of a round, or a task's part of it."""
+    def _state(self, built: Built, folder: RunFolder, marker: Mapping[str, Any]) -> State:
+        """Return the state that a marker stands for: the state of a round, or a task's part of it.
+
+        Raises StateError where the site's data are no longer those of that round.
+        """
         if not marker:
             return {}
         name = f"round-{marker['node']}"
         file = folder.path / f"{name}.json"
         if not file.is_file():
             raise RefusedError(f"client {self.client!r} has no state of {name} of run {folder.path.name}")
-        state: State = checkpoint.load(folder.path, name, newest=lambda head: 0)[0]
+        state: State
+        state, saved, _ = checkpoint.load(folder.path, name, newest=lambda head: 0)
+        if saved.get("data") not in (None, _data(built)):  # None: an earlier version wrote it
+            raise StateError(
+                f"client {self.client!r}: its data have changed since {name} of run {folder.path.name}. Put them back, "
+                "or take part in a new run: examples that were for training may now be for tests"
+            )
         digest, now = self.digests.get(f"{folder.path.name}/{name}"), digest_of(file.read_text())
         if digest not in (None, now):
             raise RefusedError(f"{name} of run {folder.path.name} was changed: expected checksum {digest}, found {now}")
@@ -331,10 +340,10 @@ class Node:
             state = state.get("tasks", {}).get(marker["task"], {})
         return state
 
-    def _keep(self, folder: RunFolder, state: State, round_: int, marker: Mapping[str, Any]) -> None:
+    def _keep(self, built: Built, folder: RunFolder, state: State, round_: int, marker: Mapping[str, Any]) -> None:
         """Save the state of a round, and delete those to which the server cannot return any more."""
         name = f"round-{round_}"
-        checkpoint.save(folder.path, name, state, round=round_)
+        checkpoint.save(folder.path, name, state, round=round_, data=_data(built))
         run = folder.path.name
         digest = self.digests[f"{run}/{name}"] = digest_of((folder.path / f"{name}.json").read_text())
         self.audit.note("checkpoint", run=run, round=round_, digest=digest)
@@ -349,6 +358,11 @@ class Node:
             for path in folder.path.glob(f"round-{old}.*"):
                 path.unlink()
             self.digests.pop(f"{run}/round-{old}", None)
+
+
+def _data(built: Built) -> list[str]:
+    """Return the checksums of a node's data."""
+    return [built.about[key] for key in ("data_hash", "inputs_hash")]
 
 
 def identity(built: Built) -> dict[str, str]:
