@@ -32,7 +32,7 @@ from fedloom.data.tables.preprocessing import Input
 from fedloom.data.tables.table import together
 from fedloom.engines.flower import client_app
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
-from fedloom.engines.flower.nodes import NodeConfig, own_data, own_table
+from fedloom.engines.flower.nodes import NodeConfig, about, build_from, own_data, own_table
 from fedloom.engines.flower.wire import head_of
 
 SITES = ("aachen", "bonn", "cologne")
@@ -94,8 +94,8 @@ def test_nodes_train_bit_for_bit_what_one_machine_trains(folder: Path, tmp_path:
     assert weights[0] == weights[1]
     bundles = [export(result.folder, tmp_path / f"bundle-{i}") for i, result in enumerate((here, there))]
     pandas.testing.assert_frame_equal(*(of_table(bundle, folder / "bonn.csv") for bundle in bundles))
-    about = json.loads((there.folder / "run.json").read_text())["clients"]
-    assert {name: [*client["tasks"]] for name, client in about.items()} == {
+    facts = json.loads((there.folder / "run.json").read_text())["clients"]
+    assert {name: [*client["tasks"]] for name, client in facts.items()} == {
         "aachen": ["ill", "score"], "bonn": ["ill", "score"], "cologne": ["ill"],
     }  # fmt: skip
     lines = [json.loads(line) for line in (folder.parent / "nodes" / "bonn" / "audit.jsonl").read_text().splitlines()]
@@ -126,8 +126,8 @@ def test_one_sites_section_serves_all_and_the_run_predicts(folder: Path, tmp_pat
         file.write_text(yaml.safe_dump({**node, "data": {**data, "path": node["data"]["path"]}}))
     recipe = load({**RECIPE, **MODEL})
     result = run(recipe, tmp_path / "run", engine=OverGrid(LocalGrid(client_app(recipe), configs), tmp_path / "run"))
-    about = json.loads((result.folder / "run.json").read_text())["clients"]
-    assert {name: [*client["tasks"]] for name, client in about.items()}["cologne"] == ["ill"]
+    facts = json.loads((result.folder / "run.json").read_text())["clients"]
+    assert {name: [*client["tasks"]] for name, client in facts.items()}["cologne"] == ["ill"]
     for site in SITES:
         found = of_table(result.folder, folder / f"{site}.csv")
         assert found["p(ill=1)"].between(0, 1).all()
@@ -170,6 +170,23 @@ def test_a_file_that_changes_during_a_run_costs_its_site_the_rounds(folder: Path
     assert [*map(sorted, trained(result.folder))] == [[*SITES], ["aachen", "cologne"]]
     lines = [json.loads(line) for line in (folder.parent / "nodes" / "bonn" / "audit.jsonl").read_text().splitlines()]
     assert "its data have changed since round-1" in next(line["why"] for line in lines if line["what"] == "refuse")
+
+
+def test_the_server_names_a_column_that_one_site_has_in_another_unit(folder: Path, tmp_path: Path) -> None:
+    def doubts() -> tuple[str, ...]:
+        reports = {}
+        for config in homes(folder).values():
+            one = NodeConfig.read(Path(config["home"]) / "node.yaml")
+            own = own_table(0, one)
+            assert own is not None
+            dataset, client = own_data(0, {}, one, own)
+            reports[one.client] = about(client, dataset, table=own.report)
+        return build_from(load({**RECIPE, **MODEL}), reports).dataset.doubts
+
+    assert doubts() == ()
+    frame = pandas.read_csv(folder / "bonn.csv")
+    frame.assign(x=frame.x * 1000).to_csv(folder / "bonn.csv", index=False)
+    assert doubts() == ("x: the numbers at bonn lie far from those of other sites: are they in another unit?",)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +401,7 @@ def test_nodes_with_images_that_their_own_tables_name_train_together(tmp_path: P
     final = result.final().values
     assert final["ill"]["auc"] > 0.9
     assert final["age"]["r2"] > 0
-    about = json.loads((result.folder / "run.json").read_text())["clients"]
-    assert {name: [*client["tasks"]] for name, client in about.items()} == {
+    facts = json.loads((result.folder / "run.json").read_text())["clients"]
+    assert {name: [*client["tasks"]] for name, client in facts.items()} == {
         "aachen": ["ill"], "bonn": ["age", "ill"], "cologne": ["age", "ill"],
     }  # fmt: skip

@@ -386,16 +386,18 @@ def _other_units(column: Column, whole: Mapping[str, Array], minimum: int) -> It
     """Yield a sentence where one site's numbers lie far from those of most sites, or spread far more or less."""
     known = {who: own[~np.isnan(own)] for who, rows in whole.items() if len(own := column.numbers[rows])}
     quarters = {who: np.percentile(own, (25, 50, 75)) for who, own in known.items() if len(own) >= max(minimum, 8)}
-    if len(quarters) < 3:
+    yield from _far_off(column.name, {who: (float(of[1]), float(of[2] - of[0])) for who, of in quarters.items()})
+
+
+def _far_off(column: str, sites: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    """Yield what `_other_units` says, from the middle of each site's numbers and the range between their quartiles."""
+    if len(sites) < 3:
         return
-    middle = {who: float(of[1]) for who, of in quarters.items()}
-    width = {who: float(of[2] - of[0]) for who, of in quarters.items()}
-    usual, spread = float(np.median([*middle.values()])), float(np.median([*width.values()]))
-    far = [who for who in quarters if spread > 0 and (abs(middle[who] - usual) > FAR * spread
-           or not spread / WIDE <= width[who] <= spread * WIDE)]  # fmt: skip
-    if far and 2 * len(far) < len(quarters):
-        those = f"the numbers at {first_of(far)} lie far from those of other sites"
-        yield f"{column.name}: {those}: are they in another unit?"
+    usual, spread = (float(np.median(each)) for each in zip(*sites.values(), strict=True))
+    far = [who for who, (middle, width) in sites.items() if spread > 0 and (abs(middle - usual) > FAR * spread
+           or not spread / WIDE <= width <= spread * WIDE)]  # fmt: skip
+    if far and 2 * len(far) < len(sites):
+        yield f"{column}: the numbers at {first_of(far)} lie far from those of other sites: are they in another unit?"
 
 
 def task_of(name: str, label: Label) -> Linear:
@@ -628,6 +630,16 @@ def together(reports: Mapping[str, TableReport], noise: Noise | None = None) -> 
     return fitting.combine(
         {who: each.sent for who, each in reports.items()}, first.inputs, tasks, empty, "the sites' tables"
     )
+
+
+def far_off(reports: Mapping[str, TableReport]) -> Iterator[str]:
+    """Yield a sentence for each column of numbers that seems to be in another unit at one site, by what sites sent."""
+    numbers = {name for each in reports.values() for name in each.sent if each.inputs.get(name, "number") == "number"}
+    for name in sorted(numbers):
+        sent = {who: each.sent[name] for who, each in reports.items() if name in each.sent}
+        # between the quartiles of a normal distribution lie 1.35 standard deviations
+        scales = {who: (each.scale[0], 1.35 * each.scale[1]) for who, each in sent.items() if each.squares}
+        yield from _far_off(name, scales)
 
 
 MOST = 5

@@ -365,7 +365,7 @@ class AtNodes:
             raise StateError(
                 f"round {round_}: {answered} of {asked} clients answered, expected at least {least} "
                 "(runtime.flower.min_clients). "
-                f"The earlier rounds are saved; `fedloom resume` continues from there. The last failure: {self.failed}"
+                f"The earlier rounds are saved; start the run again to continue. The last failure: {self.failed}"
             )
 
     def _train(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:

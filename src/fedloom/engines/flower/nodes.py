@@ -24,7 +24,7 @@ from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.data.tables.preprocessing import Noise, Preprocessing
-from fedloom.data.tables.table import OwnTable, TableReport, together
+from fedloom.data.tables.table import OwnTable, TableReport, far_off, together
 from fedloom.engines.flower.terms import SitePolicy
 from fedloom.federation.recipes.loader import read
 from fedloom.federation.recipes.schema import DataSection, Recipe, recipe_hash
@@ -400,9 +400,9 @@ def federation_of(
     sizes = [node.sizes for node in reports.values()]
     train_part = Elsewhere(sum(size.train + size.val for size in sizes), shape)
     test_part = Elsewhere(sum(size.test for size in sizes), shape)
-    dataset = Dataset(
-        "nodes", tuple(known.values()), train_part, test_part, signal=first.signal, classes=classes, table=fitted
-    )
+    tables = {name: report.table for name, report in sorted(reports.items()) if report.table is not None}
+    more: dict[str, Any] = {"signal": first.signal, "classes": classes, "table": fitted}
+    dataset = Dataset("nodes", tuple(known.values()), train_part, test_part, **more, doubts=tuple(far_off(tables)))
     shares, clients = [], {}
     for name, node in sorted(reports.items()):
         train, val, test = (
