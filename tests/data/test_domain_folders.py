@@ -113,6 +113,17 @@ def test_a_domain_may_lack_classes_and_hidden_folders_are_none(root: Path) -> No
     assert {share.domain for share in shares} == {"art", "photo"}
 
 
+def test_one_domain_alone_names_a_class_that_it_lacks_by_an_empty_folder(root: Path) -> None:
+    """As at a node, whose classes must be those of all sites."""
+    (root / "photo" / "cow").mkdir()
+    (root / "photo" / "notes").mkdir()
+    (root / "photo" / "notes" / "a.txt").write_text("")
+    data = folders(0, root=str(root), domains=["photo"], size=8)
+    assert data.classes == {"label": ("cat", "cow", "dog")}
+    assert data.tasks[0].channels == 3
+    assert {*data.train.labels_of("label")} == {0, 2}
+
+
 def test_what_is_left_out_is_said(root: Path) -> None:
     (root / "art" / "dog" / "Thumbs.db").write_bytes(b"")
     write(root / "art" / "dog" / "old" / "a.png", (0, 0, 0))

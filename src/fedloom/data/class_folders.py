@@ -181,8 +181,9 @@ def domain_folders(
     """Images of several domains in folders ROOT/DOMAIN/CLASS/IMAGE, as one task `label`. Needs pillow.
 
     `domains` names the folders in the order wanted (by default all, sorted). The classes are those of all domains,
-    numbered in the order of their names; a domain may lack some. Folders whose names begin with "." or "__" are left
-    out. Images are read once, resized to `size` x `size` and kept in memory as uint8.
+    numbered in the order of their names; a domain may lack some. Of one domain alone, such as a node's, an empty folder
+    is a class, too. Folders whose names begin with "." or "__" are left out. Images are read once, resized to `size` x
+    `size` and kept in memory as uint8.
 
     By default the last two of every ten images of a domain, sorted by class and name, are the test part, as in F2DC's
     release. `test_fraction` draws that share of each class and domain instead, from the recipe's seed. `lists` names
@@ -209,8 +210,9 @@ def domain_folders(
             wanted = f"expected class folders with files that end in {', '.join(SUFFIXES)}, or another list of domains"
             where = f"domain-folders: domain {name!r} has no train example"
             raise DataError(f"{where}: no image found in the folders of {base / name}, {wanted}")
-    # An empty folder is no class: a site that has no case of a class may have the folder all the same.
-    classes = sorted({kind for own in inside.values() for kind, found in own.items() if found.images})
+    # An empty folder is no class, but at a node, which has one domain: so its site names a class that only others have.
+    blank = Content() if len(names) == 1 else None
+    classes = sorted({kind for own in inside.values() for kind, found in own.items() if found.images or found == blank})
     parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
     seen: dict[str, list[tuple[bytes, str]]] = {split: [] for split in SPLITS}
     for number, name in enumerate(names):
