@@ -64,6 +64,7 @@ def test_a_kit_has_keys_certificate_terms_and_one_command(tmp_path: Path) -> Non
         assert all(good for good, _ in found.values()), found
         assert recipe.runtime.flower.keys[name] in found["node"][1]
         assert "--superlink fl.clinic.example:9191" in (kit / "start.sh").read_text()
+        assert "PORT=9101 ./start.sh" in (kit / "start.sh").read_text()  # two sites on one machine
     wrong = next(text for what, _, text in findings(out / "server", None, None, None, None) if what == "app")
     assert wrong.endswith(f"the app is {out / 'server' / 'app'}")
     secret = [path for path in out.rglob("*") if path.suffix == ".key" or path.name in ("auth", "key")]
