@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 import fedloom
+from fedloom.cli.app import app
 from fedloom.data.dataset import Dataset
 from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, RecipeError, StateError, UserError
@@ -353,3 +355,19 @@ def test_a_run_goes_on_only_with_the_recipe_and_the_changes_that_it_began_with(
     for own, changes, keys in (((), "seed=4", "seed"), (("training.rounds=2",), "seed=3", "training.rounds")):
         with pytest.raises(StateError, match=f"began with other values of {keys}, which cannot change"):
             start(*own, changes=changes)
+
+
+def test_runs_with_other_settings_are_compared_on_validation_data_at_the_server(
+    homes: dict[int, dict[str, str]], tmp_path: Path
+) -> None:
+    for name, change in {
+        "a": "training.optimizer.lr=0.001",
+        "b": "training.optimizer.lr=0.01",
+        "c": "method=local",
+    }.items():
+        one, config = recipe("training.rounds=1"), {"folder": str(tmp_path / name), "changes": change}
+        server_app(one)(LocalGrid(client_app(one), homes, config), Context(1, 0, {}, RecordDict(), config))
+    told = CliRunner().invoke(app, ["compare", *(str(tmp_path / name) for name in "abc"), "--split", "val"])
+    assert told.exit_code == 0, told.output
+    assert "fedavg [lr=0.001]" in told.output
+    assert "val split" in told.output
