@@ -83,6 +83,7 @@ def test_a_kit_has_keys_certificate_terms_and_one_command(tmp_path: Path) -> Non
         ({"sites": {"../up": {}}}, "sites"),
         ({"sites": {"server": {}}}, "the name 'server' is reserved"),
         ({"sites": {"a": {"terms": {"rounds": 0}}}}, "rounds"),
+        ({"sites": {"a": {"client": "b"}}}, "site 'a': client: 'b' found, expected none"),
         ({"recipe": "no-such-recipe"}, "no-such-recipe"),
     ],
 )

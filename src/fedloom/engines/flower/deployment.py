@@ -135,6 +135,8 @@ def provision(file: Path, out: Path) -> list[Path]:
         raise RecipeError(f"{file}: sites: the name 'server' is reserved for the server's folder; choose another name")
     for name, node in nodes.items():
         checked(NodeConfig, node, f"{file}, site {name!r}: ", between="; ")
+        if node["client"] != name:  # its key is listed under the site's name
+            raise RecipeError(f"{file}, site {name!r}: client: {node['client']!r} found, expected none: it is the site")
     beside = file.parent / about.recipe
     recipe = str(beside) if beside.is_file() else about.recipe
     source = load(recipe).data.name  # what is wrong with the recipe is said before anything is written
