@@ -254,3 +254,21 @@ def test_a_method_that_reads_losses_works_where_nothing_is_withheld(go: Go) -> N
     """FedGA's stage reads a client's losses; the server gets what the recipe says, and no more."""
     result: Result = go("method=fedga", "training.rounds=2")
     assert events(result.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("tasks", "{", "cannot be read: JSONDecodeError"),
+        ("tasks", '[{"kind": "os:system", "name": "digit"}]', "cannot be read: DataError"),
+        ("table", "{", "cannot be read: ValidationError"),
+        ("run", None, "run: expected 16 hexadecimal digits, found 'None'"),
+    ],
+)
+def test_what_a_server_says_of_the_run_is_refused_with_a_sentence(
+    homes: dict[int, dict[str, str]], key: str, value: str | None, said: str
+) -> None:
+    server = Server(homes)
+    server.at.head = {name: each for name, each in {**server.at.head, key: value}.items() if each is not None}
+    with pytest.raises(RefusedError, match=said):
+        server.train()

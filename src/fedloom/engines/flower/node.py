@@ -85,7 +85,8 @@ class Bench:
             else:
                 with reading():
                     fitted = Preprocessing.model_validate_json(table) if table else None
-                built = build_at(self.recipe, config, tuple(as_task(t) for t in json.loads(tasks)), fitted)
+                    known = tuple(as_task(t) for t in json.loads(tasks))
+                built = build_at(self.recipe, config, known, fitted)
             self.workers[key] = built, Worker(built.setup, config.device)
         return self.workers[key]
 
@@ -269,11 +270,11 @@ class Node:
     def _at(self, head: Mapping[str, Any]) -> tuple[Built, Worker]:
         expect(head, client=self.client, recipe=recipe_hash(self.bench.recipe))
         received.read_round(self.bench.recipe.training.rounds, head)
-        self.run_folder(str(head["run"]))
+        self.run_folder(str(head.get("run")))
         if self.config.terms is not None:
             recipe = self.bench.recipe
             self.config.terms.agree(recipe.method, recipe.privacy, recipe.training.rounds)
-        built, worker = self.bench.at(self.config, str(head["tasks"]), str(head.get("table", "")))
+        built, worker = self.bench.at(self.config, str(head.get("tasks")), str(head.get("table", "")))
         expect(head, **identity(built))
         early = built.recipe.early_stopping is not None
         agree_to_withhold(self.withheld, built.method, early, built.recipe.peers)
