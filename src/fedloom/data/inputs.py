@@ -502,7 +502,8 @@ def pixels_of(file: Path, as_label: bool = False) -> Array:
                 raise ValueError(f"{samples} channels found, expected one; save colours as PNG")
             stored = scan.pixel_array
             if not as_label and scan.get("PhotometricInterpretation") == "MONOCHROME1":  # the least number is white
-                stored = (-1 if scan.get("PixelRepresentation") else (1 << scan.BitsStored) - 1) - stored.astype(np.int64)
+                ends = -1 if scan.get("PixelRepresentation") else (1 << scan.BitsStored) - 1  # least and most together
+                stored = ends - stored.astype(np.int64)
             plain = stored * float(scan.get("RescaleSlope", 1)) + float(scan.get("RescaleIntercept", 0))
             pixels = plain.reshape(-1, 1, *plain.shape[-2:])
         else:
