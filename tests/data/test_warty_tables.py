@@ -277,6 +277,18 @@ def init(folder: Path, case: Any) -> tuple[int, str]:
     return command("init", folder / "t.csv", *(w for each in options.items() for w in each), "--out", folder / "t.yaml")
 
 
+def test_only_columns_that_may_be_inputs_are_said_to_be_usable(tmp_path: Path) -> None:
+    rows = "".join(f"{'AB'[i % 2]},{i % 7},{1000 + i},2024-01-{1 + i % 28:02d},x,{i % 2}\n" for i in range(60))
+    code, said = init(tmp_path, ("site,age,patient_id,when,fixed,ill\n" + rows, ""))
+    assert code == 0, said
+    assert {line.split(": ")[1] for line in said.splitlines() if line.startswith("left out")} == {
+        "patient_id",
+        "when",
+        "fixed",
+    }
+    assert "To use patient_id, name all inputs with --features; to agree, name what is left out with" in said
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_a_table_that_works(name: str, tmp_path: Path) -> None:
     case = GOOD[name]

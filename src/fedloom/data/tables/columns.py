@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import ValidationError
 
-from fedloom.core.errors import DataError, choices
+from fedloom.core.errors import DataError, choices, first_of
 from fedloom.data.prepare import PARTS, Array
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
 from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
@@ -85,7 +85,8 @@ class Draft:
         lines = [named(self.tasks), f"inputs: {', '.join(inputs)}"]
         if asked := [name for name, why in self.left_out.items() if why == ASKED]:
             lines.append(f"left out as asked: {', '.join(asked)}")
-        return [*lines, *self.refused, *([ALLOW] if self.allowed else []), *self.notes]
+        allowed = first_of([name for name in self.left_out if name in self.allowed])
+        return [*lines, *self.refused, *([ALLOW.format(allowed)] if allowed else []), *self.notes]
 
     @property
     def refused(self) -> list[str]:
@@ -114,7 +115,7 @@ def named(tasks: Mapping[str, Label]) -> str:
 
 ASKED = "as asked"
 _CELLS = re.compile(r""",? such as ('([^'\\]|\\.)*'|"([^"\\]|\\.)*")|; if that means missing, .*""")
-ALLOW = "To use such a column, name all inputs with --features; to agree, name it with --leave-out."
+ALLOW = "To use {}, name all inputs with --features; to agree, name what is left out with --leave-out."
 
 
 def draft(
