@@ -124,8 +124,8 @@ def compare(
         if value:
             raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
     changes = [str(change) for change in runs[1:] if "=" in str(change) and not change.exists()]
-    is_file = runs[0].is_file() or (source in recipes() and not runs[0].is_dir())
-    is_recipe = not is_grid and is_file and len(changes) == len(runs) - 1
+    is_one = runs[0].is_file() or (source in recipes() and not runs[0].is_dir())
+    is_recipe = not is_grid and is_one and len(changes) == len(runs) - 1
     if trials is not None and not is_recipe:
         raise UserError("--trials is only for a recipe, whose methods are tuned: give a recipe's name or file")
     if base is not None and is_recipe:

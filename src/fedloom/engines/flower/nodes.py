@@ -401,8 +401,16 @@ def federation_of(
     train_part = Elsewhere(sum(size.train + size.val for size in sizes), shape)
     test_part = Elsewhere(sum(size.test for size in sizes), shape)
     tables = {name: report.table for name, report in sorted(reports.items()) if report.table is not None}
-    more: dict[str, Any] = {"signal": first.signal, "classes": classes, "table": fitted}
-    dataset = Dataset("nodes", tuple(known.values()), train_part, test_part, **more, doubts=tuple(far_off(tables)))
+    dataset = Dataset(
+        "nodes",
+        tuple(known.values()),
+        train_part,
+        test_part,
+        signal=first.signal,
+        classes=classes,
+        table=fitted,
+        doubts=tuple(far_off(tables)),
+    )
     shares, clients = [], {}
     for name, node in sorted(reports.items()):
         train, val, test = (

@@ -152,11 +152,10 @@ class OwnRank(LocalRule):
     def moved(self, update: Updates, broadcast: Broadcast) -> Updates:
         if "rank" not in broadcast:
             return update
-        X, layout, rank = update.X.clone(), update.layout, int(broadcast["rank"])
+        X, layout, places = update.X.clone(), update.layout, _beyond(broadcast)
         for block, columns in zip(layout.blocks, layout.slices, strict=True):
             if block.name.endswith((_A, _B)):
-                parts = X[:, columns].view(len(X), *block.shape)
-                (parts[:, rank:] if block.name.endswith(_A) else parts[:, :, rank:]).zero_()
+                X[:, columns].view(len(X), *block.shape)[(slice(None), *places[block.name.endswith(_B)])] = 0
         return update.replace(X=X)
 
     @staticmethod
@@ -164,9 +163,14 @@ class OwnRank(LocalRule):
         """Return each factor with where its other components are."""
         if "rank" not in view.broadcast:
             return []
-        rest = slice(int(view.broadcast["rank"]), None)
-        places = (rest,), (slice(None), rest)
+        places = _beyond(view.broadcast)
         return [(x, places[i % 2]) for i, x in enumerate(_factors(view))]
+
+
+def _beyond(broadcast: Mapping[str, Tensor]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return where a client's rank does not reach in the factors A (rank x inputs) and B (outputs x rank)."""
+    rest = slice(int(broadcast["rank"]), None)
+    return (rest,), (slice(None), rest)
 
 
 def _factors(view: View) -> list[nn.Parameter]:

@@ -216,9 +216,13 @@ def _labels(folder: Path) -> Mapping[str, Mapping[str, list[int]]]:
         stated = dict(json_of(folder / "partition.json").get("labels", {}))
     except (StateError, OSError, ValueError, TypeError, AttributeError):
         return {}
-    several = {client: of.items() for client, of in stated.items() if isinstance(of, dict)}
-    counts = {client: {t: of if isinstance(of, list) else [of] for t, of in tasks} for client, tasks in several.items()}
     return {
-        client: {task: of for task, of in by_task.items() if all(type(count) is int for count in of)}
-        for client, by_task in counts.items()
+        client: {
+            task: counts
+            for task, of in by_task.items()
+            for counts in [of if isinstance(of, list) else [of]]
+            if all(type(count) is int for count in counts)
+        }
+        for client, by_task in stated.items()
+        if isinstance(by_task, dict)
     }
