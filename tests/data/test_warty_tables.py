@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -349,6 +352,21 @@ def folder(at: Path, files: dict[str, str]) -> Path:
     return at
 
 
+def test_what_is_advised_for_codes_with_a_decimal_comma_names_these_codes(tmp_path: Path) -> None:
+    cells = ["<0,5", "none"]
+    extra = [cells[i % 2] if i % 9 == 0 else f"{i / 7:.3f}" for i in range(90)]
+    made = [[*line, cell] for line, cell in zip(rows(), extra, strict=True)]
+    table = text(made, [*HEAD, "extra"], sep=";").replace(".", ",")
+    said = init(tmp_path, (table, ""))[1]
+    advised = re.search("--missing ('.*') \\(in a recipe", said)
+    assert advised is not None, said
+    (tmp_path / "t.yaml").unlink()
+    code, said = init(tmp_path, (table, "", ("--missing", shlex.split(advised[1])[0])))
+    assert code == 0, said
+    assert "extra (number)" in said
+    assert yaml.safe_load((tmp_path / "t.yaml").read_text())["data"]["missing"] == cells
+
+
 def test_a_recipe_quotes_no_cell_of_a_column_that_is_left_out(tmp_path: Path) -> None:
     cells = ["declined", "Anna Mueller"]
     said = init(tmp_path, (column(lambda i: cells[i // 40] if i % 40 == 9 and i < 80 else str(i % 60 / 7)), ""))[1]
@@ -426,10 +444,20 @@ def test_each_file_of_a_folder_is_a_site_whatever_points_its_name_has(tmp_path: 
     assert (code, "files 'Oslo.2023.csv' and 'Oslo.2023.tsv' would both be site 'Oslo.2023'" in said) == (2, True), said
 
 
+def test_a_comma_after_a_leading_zero_is_decimal(tmp_path: Path) -> None:
+    """A column of three digits behind the comma, as laboratories write it, is read where a number is below 1."""
+    table = text([[*r, f"{i % 5 // 4},{100 + i}"] for i, r in enumerate(rows())], [*HEAD, "crea"], ";").replace(
+        ".", ","
+    )
+    assert "crea (number)" in init(tmp_path, (table, ""))[1]
+    (tmp_path / "t.yaml").unlink()
+    assert "the comma in numbers such as '1,100' may be" in init(tmp_path, (table.replace(";0,", ";1,"), ""))[1]
+
+
 def test_commas_that_another_file_would_decide_are_refused(tmp_path: Path) -> None:
     def made(cell: str) -> str:
         return text(
-            [[*r[1:], f'"{cell}"' if i % 2 else f'"{i},500"'] for i, r in enumerate(rows())], [*HEAD[1:], "chol"]
+            [[*r[1:], f'"{cell}"' if i % 2 else f'"{i + 1},500"'] for i, r in enumerate(rows())], [*HEAD[1:], "chol"]
         )
 
     words = ("--labels", "ill", "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "r.yaml")

@@ -332,8 +332,7 @@ def _refuse_strange_classes(column: Column, is_guess: bool) -> None:
         one = distinct[once[0]]
         is_amount = is_guess and not column.not_numbers
         amounts = f", or if labels are amounts, use --labels '{column.name}=regression'" if is_amount else ""
-        advice = f"correct it, or if it means missing, name it with --missing '{one}' (in a recipe: missing: [{one!r}])"
-        advice += amounts
+        advice = f"correct it, or if it means missing, {_named_missing([one])}{amounts}"
         column.fail(f"one row only has the label {one!r}, so it cannot be learned and tested; {advice}")
 
 
@@ -415,8 +414,12 @@ def _are_sentences(column: Column) -> bool:
 
 
 def _perhaps_missing(column: Column) -> str:
-    some = column.not_numbers[:10]
-    return f"if that means missing, name it with --missing '{','.join(some)}' (in a recipe: missing: {some})"
+    return f"if that means missing, {_named_missing(column.not_numbers[:10])}"
+
+
+def _named_missing(texts: list[str]) -> str:
+    codes = ",".join(f'"{text}"' if "," in text else text for text in texts)  # a decimal comma ends no code
+    return f"name it with --missing '{codes}' (in a recipe: missing: {texts})"
 
 
 def _is_identifier(name: str) -> bool:
