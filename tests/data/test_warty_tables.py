@@ -233,6 +233,14 @@ BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]
                                  ("--leave-out", "ill")),
     "a site of its own for every row": (column(lambda i: f"patient {i}"), "90 rows of 90 clients found, expected at",
                                         ("--clients", "extra")),
+    "a quotation mark that is not closed": (
+        text(rows()) + 'north,61,3,"a,0\nsouth,62,3,b,1\n',
+        "the row that begins in line 92: unexpected end of data; check its quotation marks",
+    ),
+    "a quotation mark within quotes": (
+        text(rows()) + 'north,61,3,"an "a"",0\n',
+        "the row that begins in line 92: ',' expected after '\"'; check its quotation marks",
+    ),
     "a line of totals": (text(rows()) + "Total,5400,270,,45\n", "if labels are amounts, use --labels 'ill=regression'"),
     "lines above the names": ("# made in 2020\n" + text(rows()), "line 2: expected 1 cells like the first line"),
     "separators at the end of rows alone": (text(rows()).replace("\n", ",\n").replace(",\n", "\n", 1),

@@ -221,16 +221,23 @@ def _head(path: Path) -> tuple[list[str], str, int]:
         if not stated:
             file.seek(0)
         lines = csv.reader(_plain(file), delimiter=separator, strict=True, skipinitialspace=True)
-        head = next((line for line in lines if line), [])
-        if not head:
-            raise ValueError("it is empty")
-        for line in lines:
-            if line and len(line) != len(head):
-                number = lines.line_num + bool(stated)
-                raise ValueError(
-                    f"line {number}: expected {len(head)} cells like the first line, found {len(line)}; remove lines "
-                    "above the names and below the rows, and quote cells with separators in them"
-                )
+        read = 0
+        try:
+            head = next((line for line in lines if line), [])
+            if not head:
+                raise ValueError("it is empty")
+            read = lines.line_num
+            for line in lines:
+                if line and len(line) != len(head):
+                    number = lines.line_num + bool(stated)
+                    raise ValueError(
+                        f"line {number}: expected {len(head)} cells like the first line, found {len(line)}; remove "
+                        "lines above the names and below the rows, and quote cells with separators in them"
+                    )
+                read = lines.line_num
+        except csv.Error as error:
+            where = f"the row that begins in line {read + bool(stated) + 1}: {error}"
+            raise ValueError(f"{where}; check its quotation marks, of which a quoted cell has each twice") from None
     names = [" ".join(name.split()) or f"column {place}" for place, name in enumerate(head, 1)]
     if problem := _twice(names):
         raise ValueError(problem)
