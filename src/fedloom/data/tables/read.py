@@ -195,8 +195,8 @@ def _file(path: Path) -> pandas.DataFrame:
         with parsing(f"{path} cannot be read as a Parquet file"):
             return pandas.read_parquet(path).rename(columns=str)
     if not is_table(path):
-        names = ".csv, .csv.gz, .csv.xz, .tsv or .parquet"
-        raise DataError(f"{path}: expected a name that ends in {names}; save a spreadsheet as CSV in UTF-8")
+        ends = ".csv, .csv.gz, .csv.xz, .tsv or .parquet"
+        raise DataError(f"{path}: expected a name that ends in {ends}; save a spreadsheet as CSV in UTF-8")
     need_memory(8 * path.stat().st_size, str(path))
     with parsing(f"{path} cannot be read as a .csv file"):
         names, separator, skipped = _head(path)
