@@ -174,7 +174,9 @@ def test_a_sites_last_rows_are_its_tests(tmp_path: Path) -> None:
     start = pandas.Timestamp("2024-03-30T22:00", tz="Europe/Berlin")  # the clocks change in between
     table["at"] = [(start + pandas.Timedelta(int(hour), "h")).isoformat() for hour in hours]
     label = {"ill": Label(kind="binary", classes=("0", "1"))}
-    for column, values in {"at": table["at"], "hour": hours, "day": pandas.to_datetime(table["at"], utc=True)}.items():
+    utc = pandas.to_datetime(table["at"], utc=True)
+    points = utc.dt.strftime("%-d.%-m.%Y %H:%M")
+    for column, values in {"at": table["at"], "hour": hours, "day": utc, "points": points}.items():
         read_rows = read(table.assign(**{column: values}), "site", ())
         for seed in (0, 1):
             parts = rows_of(read_rows, label, Split(time=column), seed).parts

@@ -47,6 +47,8 @@ _DATE = re.compile(
     re.IGNORECASE,
 )
 _DAY = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
+_POINTS = re.compile(r"^\s*(\d\d?)\.(\d\d?)\.(\d{4})\b")
+"""A date with points: the day stands first in every country."""
 _ZIP = b"PK\x03\x04"
 _YES = {"y", "yes", "true", "t", "ja", "oui", "si", "sí", "1"}
 _NO = {"n", "no", "false", "f", "nein", "non", "0"}
@@ -255,6 +257,10 @@ def _plain(file: Iterable[str]) -> Iterator[str]:
         raise ValueError(f"{error}; save it as CSV in UTF-8") from None
 
 
+def _year_first(date: re.Match[str]) -> str:
+    return f"{date[3]}-{date[2]:0>2}-{date[1]:0>2}"
+
+
 def text_of(value: Any) -> str:
     """Return a cell as text: whole numbers without a point, so that 1 and 1.0 are one class."""
     if isinstance(value, bool | np.bool_):
@@ -310,7 +316,10 @@ class Column:
 
         times = self.numbers
         if self.series.dtype.kind in "mM" or (self.is_date and self.not_numbers):
-            found = pandas.to_datetime(self.series, format="ISO8601", utc=True, errors="coerce")
+            cells = self.series
+            if cells.dtype.kind not in "mM" and all(_POINTS.match(text) for text in self.distinct):
+                cells = cells.map(lambda cell: _POINTS.sub(_year_first, str(cell)), na_action="ignore")
+            found = pandas.to_datetime(cells, format="ISO8601", utc=True, errors="coerce")
             times = np.where(found.isna(), np.nan, found.astype("int64").to_numpy(np.float64))
         if len(wrong := np.flatnonzero(~np.isfinite(times))):
             cell = text_of(self.series.iloc[wrong[0]])
