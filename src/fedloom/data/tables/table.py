@@ -91,10 +91,11 @@ def table(
     Each site's rows are split by itself: the share `test_fraction` for tests, and of the rest `val_fraction` for
     validation, each spread over the labels. With `limit` a site has that many rows for training and validation, and
     the rest is for tests; sites of fewer than `least` rows take no part. Rows with the same cell in the column `group`,
-    such as the visits of a patient, stay in one part; then the shares and `limit` count patients. With `time`, a column
-    of numbers or of times as in 2024-03-31T14:00+02:00 or 31.3.2024, or several such as [year, month], its tests are the last
-    rows (or the patients who came last), and its validation rows the last before these. `split` is a column that says
-    train, val or test; without rows of val, `val_fraction` of the training rows is for validation.
+    such as the visits of a patient, stay in one part; then the shares and `limit` count patients. With `time`, a
+    column of numbers or of times as in 2024-03-31T14:00+02:00 or 31.3.2024, or several such as [year, month], a
+    site's tests are its last rows (or the patients who came last), and its validation rows the last before these.
+    `split` is a column that says train, val or test; without rows of val, `val_fraction` of the training rows is
+    for validation.
 
     Numbers are standardised and missing ones become the mean, with an input that says so; a category becomes an input
     for each of its values. `preprocess: federated` takes the mean, the deviation and the categories from counts and
