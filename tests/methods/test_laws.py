@@ -128,7 +128,7 @@ def centred(X: Tensor, ctx: Ctx) -> Tensor:
 
 FAULTS: dict[str, tuple[Callable[[Tensor, Ctx], Tensor], list[str]]] = {
     "the first client counts twice": (
-        lambda X, ctx: X * (2 - (torch.arange(len(X)) > 0).double())[:, None],
+        lambda X, ctx: X * (2 - (torch.arange(len(X)) > 0).to(X))[:, None],
         ["names", "presence"],
     ),
     "the mean over all clients is taken off": (centred, ["presence"]),
@@ -146,6 +146,17 @@ def test_each_fault_is_found(what: str) -> None:
         fl.check(Own(rule))
     found = [line.partition(":")[0].split()[0] for line in str(refused.value).splitlines()[1:]]
     assert found == laws, refused.value
+
+
+def test_a_stage_that_returns_another_precision_in_a_run_is_found() -> None:
+    """Weights are of double precision, and a run's updates of single precision."""
+
+    class Weighted(Own):
+        def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+            return updates.replace(X=updates.weight[:, None] * updates.X), state
+
+    with pytest.raises(UserError, match="Weighted.* returned X of torch.float64, expected torch.float32: convert it"):
+        fl.check(Weighted(centred))
 
 
 def test_per_task_makes_a_stage_obey() -> None:

@@ -99,6 +99,8 @@ def _broken(stage: Stage, beside: Beside) -> Iterator[str]:
     if not repeats:
         yield "repeat: the same updates, state and seed give other updates; draw from `ctx.rng`"
     other, _ = stage(tell.rows(1, COHORTS[0]), stage.init(tell.layout), Ctx(1, 4))
+    single = {name: vector.float() for name, vector in first.auxiliary.items()}
+    stage(first.replace(X=first.X.float(), auxiliary=single), state, Ctx(1, 3))  # a run's precision
     swap = dict(zip(COHORTS[0], COHORTS[0][::-1], strict=True))
     renamed, _ = stage(tell.rows(1, COHORTS[0], swap), stage.init(tell.layout), Ctx(1, 3))
     if repeats and torch.equal(other.X, out.X) and not _alike(out, renamed, swap):
