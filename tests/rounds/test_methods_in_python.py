@@ -20,7 +20,7 @@ from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.rounds.build import build, method_of
 from fedloom.federation.runs.reader import Run
 from fedloom.methods import METHODS
-from fedloom.stages import CAGrad, Heal, MinNorm, PCGrad, Stage, TopMagnitude
+from fedloom.stages import CAGrad, Heal, MinNorm, PCGrad, PerBlock, Stage, TopMagnitude
 from fedloom.study import compare
 from fedloom.training import Proximal
 from tests_support import Quick, load_recipe
@@ -54,6 +54,29 @@ class Half(Stage):
 def test_what_is_added_is_in_the_name(method: Method, name: str) -> None:
     assert method.name == name
     assert str(method).startswith(f"method {name}\n")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: methods.fedavg().plus(Half(), at="client"),
+            "at='client' found, expected 'edge' .* or 'server'",
+        ),
+        (lambda: methods.fedavg().plus(Half), "Method: edge: <class .*Half'> found, expected Stage"),
+        (lambda: methods.fedavg().with_local(Proximal), "local: .*Proximal.* expected a list .*: LocalRule or Phase"),
+        (lambda: Method(stage=lambda updates, state, ctx: (updates, state)), "stage: .* found, expected Stage"),
+        (lambda: Method(server=Half()), r"server: Half\(by=0.5\) found, expected ServerRule"),
+        (lambda: Method(weights="sizes"), "weights: 'sizes' found, expected 'size', 'declared' or 'uniform'"),
+        (lambda: PerBlock("mean"), "PerBlock: stage: 'mean' found, expected Stage"),
+        (lambda: methods.fedprox(mu="much"), "Proximal: mu: 'much' found, expected a number of at least 0"),
+    ],
+    ids=["at", "stage class", "rule class", "function", "server", "weights", "in a stage", "number"],
+)
+def test_a_part_of_another_kind_is_refused_where_it_is_given(make: Any, message: str) -> None:
+    """Some of these would have trained plain FedAvg under another name."""
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_a_recipe_may_add_the_class_of_a_stage() -> None:

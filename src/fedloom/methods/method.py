@@ -15,6 +15,7 @@ from fedloom.core.layout import EMPTY, Layout, Selector, as_select
 from fedloom.core.mean import Mean
 from fedloom.core.outline import Box, Outline, listed
 from fedloom.core.server import Plain, ServerRule
+from fedloom.core.settings.section import Checked, found
 from fedloom.core.stage import Chain, Identity, Stage, check_closed, combined_by, preceded_by
 from fedloom.core.untrusted import Scalar, Untrusted
 from fedloom.training.rules import LocalRule, Phase, Tune
@@ -30,7 +31,7 @@ PROVIDED: Fields = frozenset({"extra:steps", "extra:domain", "extra:tasks", "ext
 
 
 @dataclass(frozen=True)
-class Received:
+class Received(Checked):
     """A client trains the model that it received, and sends one row. The base of all other turns."""
 
     start: ClassVar[Literal["received", "own"]] = "received"
@@ -140,7 +141,7 @@ class InOnePlace(Received):
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Checked):
     """A federated method. Data only: runners own the loops.
 
     model    changes of the model before the first round
@@ -179,6 +180,7 @@ class Method:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a method that could not work or would silently do nothing."""
+        super().__post_init__()
         if self.edge.traits.kind != "row" or self.edge.traits.reduces:
             raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot run at the client (edge)")
         if not isinstance(self.edge, Identity) and self.shares_nothing:
@@ -217,6 +219,8 @@ class Method:
         At the client it comes after the stages there. At the server it comes just before the rows are combined, so
         after the method's own changes to the rows and after stages added earlier.
         """
+        if at not in ("edge", "server"):
+            raise ValueError(f"{self.name}: at={found(at)} found, expected 'edge' (at the client) or 'server'")
         if at == "edge":
             edge = stage if isinstance(self.edge, Identity) else self.edge >> stage
             return replace(self, edge=edge)._called(stage)

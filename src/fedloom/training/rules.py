@@ -183,7 +183,7 @@ class Proximal(LocalRule):
 
 
 @dataclass(frozen=True)
-class Phase:
+class Phase(Checked):
     """Train the selected parameters only, for a share of a round's batches. The others are frozen: no step, no decay,
     no momentum, and their norm layers keep their statistics."""
 
@@ -192,7 +192,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Tune:
+class Tune(Checked):
     """Before a personal model is measured or saved, train the selected parameters on the client's data; the result is
     not kept for the next round."""
 

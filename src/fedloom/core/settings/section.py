@@ -295,7 +295,7 @@ def hints_of(cls: Any) -> dict[str, Any]:
 
 
 def _refused(value: Any, hint: Any) -> bool:
-    """Return whether the ranges and choices in an annotation exclude a value; its type is not looked at."""
+    """Return whether an annotation's ranges, choices or `Checked` classes exclude a value; other types may be wrong."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         parts = [p for entry in args[1:] for p in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
@@ -304,14 +304,21 @@ def _refused(value: Any, hint: Any) -> bool:
         return all(_refused(value, one) for one in args)
     if origin is dict:
         return any(_refused(one, args[1]) for one in value.values())
+    if origin is tuple and ... in args:
+        return not isinstance(value, list | tuple) or any(_refused(one, args[0]) for one in value)
+    if isinstance(hint, type) and issubclass(hint, Checked):
+        return not isinstance(value, hint)
     return value not in args if origin is Literal else hint is NoneType and value is not None
 
 
 def _within(value: Any, part: Any) -> bool:
     """Return whether a value fulfils one part of an annotation."""
     ranges = (("ge", operator.ge), ("gt", operator.gt), ("le", operator.le), ("lt", operator.lt))
-    finite = getattr(part, "allow_inf_nan", True) or math.isfinite(value)
-    return finite and all(holds(value, getattr(part, name)) for name, holds in ranges if hasattr(part, name))
+    try:
+        finite = getattr(part, "allow_inf_nan", True) or math.isfinite(value)
+        return finite and all(holds(value, getattr(part, name)) for name, holds in ranges if hasattr(part, name))
+    except TypeError:  # a text is in no range
+        return False
 
 
 _CLIENT = re.compile(r"\w[\w .-]*")
