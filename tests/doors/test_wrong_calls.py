@@ -72,7 +72,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a number as task": (lambda: federation(tasks={"sort": 3}), r"tasks: 'sort' is 3, expected fl.task\(...\)"),
     "a list of clients": (
         lambda: fl.Federation(clients=[fl.Client(DATA)], tasks=TASKS),
-        r"Federation: clients=\[.*\] found, expected \{name: fl.Client",
+        r"Federation: clients=\[Client\(tasks=None, model=None\)\] found, expected \{name: fl.Client",
+    ),
+    "a task of numbers that no client has": (
+        lambda: run("mlp", federation((X, {"sort": Y}), {"sort": fl.task(classes=3), "dose": fl.task()}, None)),
+        "no client holds the task 'dose'",
     ),
     "data as client": (
         lambda: fl.Federation(clients={"ann": DATA}, tasks=TASKS),
@@ -358,8 +362,13 @@ def test_a_resumed_run_says_what_it_lacks(tmp_path: Path) -> None:
     fl.run("digits-tasks", tmp_path / "b", training={"rounds": 1, "epochs": 1})
     with pytest.raises(UserError, match="the run has data: digits, so federation= has no place: leave it out"):
         fl.resume(tmp_path / "b", federation=fed)
+    for key, other in (("model", {"name": net, "heads": "own"}), ("method", "fedprox")):
+        with pytest.raises(UserError, match=rf"{key}\..* cannot change after the run has begun"):
+            fl.resume(tmp_path / "a", **{"federation": fed, "model": net, key: other}, rounds=2)
     # the weights of the model that is given again do not count
-    again = fl.resume(tmp_path / "a", federation=fed, model=nn.Linear(4, 3), rounds=2)
+    again = fl.resume(
+        tmp_path / "a", federation=fed, model={"name": nn.Linear(4, 3), "heads": "all"}, method="fedavg", rounds=2
+    )
     straight = fl.run(fed, tmp_path / "c", model=net, rounds=2, steps=1)
     assert torch.equal(again.model().weight, straight.model().weight)
     assert np.isfinite(again.run.rows()[-1]["value"])

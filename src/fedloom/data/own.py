@@ -79,6 +79,9 @@ class Client:
     model: Any = None
     group: Any = None
 
+    def __repr__(self) -> str:
+        return f"Client(tasks={self.tasks!r}, model={self.model!r})"  # without its examples, which may be many
+
 
 class Federation:
     """Clients with their data and tasks, for `fl.run` in the place of a recipe's `data` and `partition`.
@@ -308,8 +311,10 @@ def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str
         base = task.known
         if not isinstance(base, Regression) or (base.mean, base.std) != (0, 1):
             continue
-        y = torch.cat([part.labels[name] for part in parts if name in part.labels]).double()
-        mean, std = float((y := y[~y.isnan()]).mean()), float(y.std(correction=0))
+        y = torch.cat([torch.zeros(0), *(part.labels[name] for part in parts if name in part.labels)]).double()
+        if not len(y := y[~y.isnan()]):
+            continue  # the partition says which client lacks the labels
+        mean, std = float(y.mean()), float(y.std(correction=0))
         if max(abs(mean), std) > LARGE:
             sentences.append(
                 f"task {name!r}: labels of mean {mean:.3g} and standard deviation {std:.3g} found, so training may not "

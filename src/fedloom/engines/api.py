@@ -180,8 +180,8 @@ def resume(
     unless the rounds that are done would then have been others. That begins a new segment of the run, which run.json,
     an event and the report show.
 
-    `federation`, `model` and `method` are the objects that the run began with, if it had any; the model gets the
-    weights that the run began with. `accept_changes` lets the recipe in the folder differ from the one that the run
+    `federation`, `model` and `method` are what the run began with, if that had objects; the model gets the weights
+    that the run began with. `accept_changes` lets the recipe in the folder differ from the one that the run
     began with, except for its method, model and data, and records the differences. Only the engine process supports it.
 
     Raises StateError if the folder is no run folder or is damaged, or if the data, model, method or recipe changed.
@@ -189,6 +189,11 @@ def resume(
     path = Path(folder)
     warn, progress = progress is None, _reports(progress)
     recipe, partition = RunFolder.read(path)
+    if isinstance(model, Mapping):  # keys beside an object, as `run` takes them
+        options["model"] = recipe.model.model_dump(mode="json") | {k: v for k, v in model.items() if k != "name"}
+        model = model.get("name")
+    if isinstance(method, str | Mapping):
+        options["method"], method = method, None
     objects = {"data": federation, "model": model, "method": method}
     for key, thing in objects.items():
         section = getattr(recipe, key)
