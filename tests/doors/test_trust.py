@@ -202,6 +202,12 @@ def test_a_run_folder_even_if_it_records_the_true_source(here: Path, finished: P
         fl.resume(run)
 
 
+def test_the_card_of_a_bundle_names_the_code_that_it_needs(here: Path) -> None:
+    trick = "method={name: 'mine:trimmed'}"
+    out = fl.export(fl.run("digits-tasks", here / "run", overrides=[*QUICK, trick]), here / "bundle")
+    assert "names code, mine:trimmed, which is not in this folder" in (out / "README.md").read_text("utf-8")
+
+
 @pytest.mark.parametrize("trick", ["timeit", "evil"])
 def test_a_bundle(here: Path, finished: Path, trick: str) -> None:
     section = tricks(here)[trick]

@@ -414,6 +414,7 @@ def card(
         owner=" and ".join(f"{what} {_plain(name)}" for what, name in owners.items() if name is not None),
         is_image=is_image(about.input_shape),
         recipe=RECIPE,
+        code=built.recipe.code,
         words=WORDS,
         sent=run.bytes_total(),
         table=table,
