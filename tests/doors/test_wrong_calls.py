@@ -78,6 +78,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run("mlp", federation((X, {"sort": Y}), {"sort": fl.task(classes=3), "dose": fl.task()}, None)),
         "no client holds the task 'dose'",
     ),
+    "a loss of every output and every label": (
+        lambda: federation(tasks={"dose": fl.task(loss=nn.MSELoss())}),
+        r"task 'task', loss: a function that compares every output \(B x 1\) with every label \(B\) found, expected",
+    ),
+    "a metric of every output and every label": (
+        lambda: fl.task(metrics={"mae": lambda outputs, labels: float(abs(outputs - labels).mean())}),
+        r"task 'task', metric 'mae': a function that compares .*: FUNCTION\(outputs.squeeze\(1\), labels\)",
+    ),
+    "a loss of depths that are not paired": (lambda: fl.task(kind="depth", loss=nn.L1Loss()), "loss: a function that"),
     "data as client": (
         lambda: fl.Federation(clients={"ann": DATA}, tasks=TASKS),
         r"clients: 'ann' is TensorDataset, expected fl.Client\(...\)",
@@ -348,6 +357,14 @@ def test_a_wrong_call_is_answered(name: str) -> None:
     call, message = WRONG[name]
     with pytest.raises(UserError, match=message):
         call()
+
+
+def test_functions_of_numbers_that_pair_outputs_and_labels_are_taken() -> None:
+    """A bias does not depend on the pairs, and one that fails is named when it runs."""
+    mse = nn.functional.mse_loss
+    for loss in (lambda outputs, y: mse(outputs.squeeze(1), y), lambda outputs, y: mse(outputs[:, 0], y)):
+        fl.task(loss=loss, metrics={"bias": lambda outputs, y: outputs.mean() - y.mean(), "bad": lambda *_: 1 / 0})
+    fl.task(kind="depth", loss=lambda outputs, y: mse(outputs.squeeze(1), y))
 
 
 def test_a_resumed_run_says_what_it_lacks(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -75,6 +77,23 @@ class OwnMetric(Kept):
         return {**super().compute(), **values}
 
 
+def _pairs_all(call: Any, tail: tuple[int, ...]) -> bool:
+    """Return whether the order of labels (B) does not count beside outputs (B x 1), although it does with B x 1 labels.
+
+    `outputs - labels` is such a function: it is B x B.
+    """
+    outputs, labels = torch.tensor([0.1, 0.5, 0.8]).view(3, 1, *tail), torch.tensor([0.2, 0.9, 0.4])
+    try:
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            one, other = (
+                [float(torch.as_tensor(call(outputs, y.view(shape))).mean()) for y in (labels, labels.flip(0))]
+                for shape in ((3, *tail), (3, 1, *tail))
+            )
+    except Exception:  # a function may fail in any way; a run names it
+        return False
+    return math.isclose(*one, rel_tol=1e-5) and not math.isclose(*other, rel_tol=1e-5)
+
+
 @dataclass(frozen=True)
 class Own(Task):
     """`base`, but for its loss and some more metrics, of which the first stands for the task."""
@@ -94,6 +113,14 @@ class Own(Task):
         if not isinstance(metrics or {}, Mapping):
             raise RecipeError(f"task {base.name!r}, metrics: {metrics!r} found, expected a mapping of names to metrics")
         measured = tuple(Measured.of(base.name, name, value) for name, value in (metrics or {}).items())
+        functions = {f"metric {each.name!r}": each.score for each in measured if not hasattr(each.score, "compute")}
+        for what, call in {"loss": loss, **functions}.items():
+            if isinstance(base, Regression | Depth) and _pairs_all(call, (1, 1) if base.dense else ()):
+                pair = "such as lambda outputs, labels: FUNCTION(outputs.squeeze(1), labels)"
+                raise RecipeError(
+                    f"task {base.name!r}, {what}: a function that compares every output (B x 1) with every label (B) "
+                    f"found, expected one that pairs them, {pair}"
+                )
         return Own(base.name, base.channels, base.weight, base=base, own_loss=loss, measured=measured)
 
     def __post_init__(self) -> None:
