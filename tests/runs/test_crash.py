@@ -155,6 +155,17 @@ def test_a_folder_in_use_is_refused(part: Path) -> None:
         fedloom.resume(part)
 
 
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "run.json.part", "state.next.safetensors", "predictions"])
+def test_a_link_in_a_run_folder_is_not_written_through(part: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    (part / name).unlink(missing_ok=True)
+    (part / name).symlink_to(elsewhere)
+    with pytest.raises(StateError, match=f"{name}: a link to .*elsewhere found, expected a file or folder of its own"):
+        fedloom.resume(part)
+    assert elsewhere.read_text() == "mine"
+
+
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"is not a run folder: recipe.yaml is absent"):
         fedloom.resume(tmp_path)

@@ -475,6 +475,12 @@ def alive(pid: int) -> bool:
         return False
 
 
+def test_a_grid_writes_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").symlink_to("elsewhere")
+    with pytest.raises(StateError, match="log.txt: a link to elsewhere found"):
+        prepare(load_grid(TINY), tmp_path)
+
+
 @pytest.mark.usefixtures("near")
 def test_refused_and_failing_cells_do_not_stop_the_others(tmp_path: Path) -> None:
     value = TINY | {"bases": {"Local": {"method": "local"}, "FedAvg": {"method": "fedavg"}}}

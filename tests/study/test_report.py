@@ -322,6 +322,15 @@ def test_counts_of_few_rows_of_a_table_and_its_folder_are_not_shown(tmp_path: Pa
     assert "her own" not in page.text
 
 
+def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
+    folder, elsewhere = run_folder(tmp_path / "run", two_rounds()), tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    (folder / "report.html").symlink_to(elsewhere)
+    with pytest.raises(StateError, match="report.html: a link to .*elsewhere found"):
+        write(folder)
+    assert elsewhere.read_text() == "mine"
+
+
 def test_a_client_on_whose_data_a_metric_is_not_defined_does_not_count(tmp_path: Path) -> None:
     known = {"a": {0: 0.4, 1: 0.6}, "b": {0: math.nan, 1: math.nan}}
     curve = Curves("t", "auc", "max", "test", "global", known)

@@ -36,6 +36,13 @@ def check_empty(folder: Path, advice: str = "choose another folder") -> None:
         raise StateError(f"{folder} exists and is not empty; {advice}")
 
 
+def check_links(paths: Iterable[Path]) -> None:
+    """Raise StateError for a link among the paths: whoever writes there would change a file elsewhere."""
+    for path in paths:
+        if path.is_symlink():
+            raise StateError(f"{path}: a link to {path.readlink()} found, expected a file or folder of its own")
+
+
 TABLES = ("csv", "tsv", "xlsx", "parquet", "npz")
 """Endings of files that are users' data more often than results."""
 

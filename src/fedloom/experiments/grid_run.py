@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedloom.core.errors import InUseError, RecipeError, StateError, UserError, at
+from fedloom.core.errors import InUseError, RecipeError, StateError, UserError, at, check_links
 from fedloom.core.machine import LOCK, available_memory, locked
 from fedloom.engines import processes
 from fedloom.federation.recipes.runtime import cores
@@ -172,6 +172,7 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     tests, and UserError for data that cannot be loaded.
     """
     by_cell = recipes(grid)
+    check_links(path for path in folder.glob("*") if not path.is_dir())
     same_family(grid, folder)
     states = {cell: state_of(cell, recipe, folder) for cell, recipe in by_cell.items()}
     chosen = select(grid, only)

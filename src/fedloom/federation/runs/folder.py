@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedloom._version import __version__
 from fedloom.core.context import State
-from fedloom.core.errors import StateError, check_empty, naming, of_system, warn
+from fedloom.core.errors import StateError, check_empty, check_links, naming, of_system, warn
 from fedloom.core.machine import LOCK, locked
 from fedloom.core.settings.section import differs, folder_name, value_at
 from fedloom.core.settings.trust import keep_run
@@ -85,7 +85,8 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, copies: str | None = None, warn: Callable[[str], None] = warn) -> None:
-        """Open an existing directory for this process alone. Raises InUseError if another process is at work there.
+        """Open an existing directory for this process alone. Raises InUseError if another process is at work there,
+        StateError for a link in it.
 
         What resuming needs is copied into the folder `copies` with each checkpoint; `warn` hears where that fails.
         """
@@ -100,6 +101,7 @@ class RunFolder:
         self._named: int | None = None  # the best round that the newest checkpoint names
         self._unsynced: set[str] = set()  # logs with lines that may not be on the disk yet
         self._lock = ExitStack()
+        check_links(path.rglob("*"))
         self._lock.enter_context(locked(path / LOCK, path))
 
     def __enter__(self) -> RunFolder:

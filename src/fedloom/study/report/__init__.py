@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedloom.core.errors import StateError, UserError, writing
+from fedloom.core.errors import StateError, UserError, check_links, writing
 from fedloom.federation.runs.reader import Run
 from fedloom.federation.runs.recorded import runs_below
 from fedloom.study import grid
@@ -67,6 +67,8 @@ def write(
     report = collect(source, base)
     file = report.folder / NAME if out is None else Path(out)
     text = render(report)
+    if out is None:
+        check_links([file])
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
