@@ -524,10 +524,16 @@ def test_a_bundle_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
     refused("export.json", "{", "export.json: Expecting")
     refused("recipe.yaml", None, "is not an exported model, because it has no recipe.yaml")
     weights = load_file(bundle / "model.safetensors")
-    weights["heads.w.bias"].fill_(np.nan)
-    save_file(weights, bundle / "model.safetensors")
-    with pytest.raises(UserError, match="heads.w.bias: expected finite numbers, found 1"):
-        Bundle.read(bundle)
+    right_weights = weights["heads.w.bias"]
+    for value, why in (
+        (right_weights * np.nan, "heads.w.bias: expected finite numbers, found 1"),
+        (right_weights.double() * 0 + 1e300, "heads.w.bias: expected finite numbers, found 1"),
+        (right_weights + 0j, r"heads.w.bias: \(1,\) of complex numbers found, expected \(1,\)"),
+        (right_weights.long(), r"heads.w.bias: \(1,\) of integers found, expected \(1,\)"),
+    ):
+        save_file(weights | {"heads.w.bias": value}, bundle / "model.safetensors")
+        with pytest.raises(UserError, match=why):
+            Bundle.read(bundle)
 
 
 def test_a_bundle_of_another_version_is_read_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

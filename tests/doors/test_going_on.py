@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import fedloom as fl
@@ -125,5 +127,10 @@ def test_a_run_begins_with_the_model_of_another(quick: Quick, tmp_path: Path, mo
         quick(f"model.start={local.folder}")
     with pytest.raises(RecipeError, match=r"'encoder.conv1.weight': shape \(16, 1, 3, 3\) found, expected \(4, 1"):
         quick(f"model.start={first.folder}", "model.width=4")
+    weights = load_file(first.folder / "model.safetensors")
+    for value in (torch.nan, 1e300):  # the latter is not finite as float32
+        save_file(weights | {"encoder.conv1.weight": weights["encoder.conv1.weight"].double() * 0 + value}, "other")
+        with pytest.raises(RecipeError, match="model.start: other, 'encoder.conv1.weight': expected finite numbers"):
+            quick("model.start=other")
     with pytest.raises(RecipeError, match="model.start: 'nowhere': the file nowhere does not exist"):
         fl.run(load_recipe(), model={"name": "small-cnn", "start": "nowhere"})

@@ -293,14 +293,13 @@ def load_weights(encoder: Encoder, file: str | Path) -> None:
     missing = sorted(key for key in needed.keys() - state.keys() if not key.endswith("num_batches_tracked"))
     problems = [f"missing {_few(missing)}"] if missing else []
     problems += [f"unexpected {_few(more)}"] if (more := sorted(state.keys() - needed.keys())) else []
-    both = [(key, _kind(needed[key]), _kind(state[key])) for key in needed if key in state]
+    both = [(key, form(needed[key]), form(state[key])) for key in needed if key in state]
     shapes = [f"{key}: expected shape {wanted}, found {found}" for key, wanted, found in both if wanted != found]
     if problems or shapes:
         raise UserError(f"weights file {path}: {'; '.join([*problems, *shapes[:3]])}")
-    kept = {key: v.to(needed[key].dtype) for key, v in state.items()}  # a large number may become infinite
-    if broken := sorted(key for key, v in kept.items() if not bool(torch.isfinite(v).all())):
-        raise UserError(f"weights file {path}: expected finite values, found nan or inf in {_few(broken)}")
-    encoder.load_state_dict(kept, strict=False)
+    if broken := [key for key, v in state.items() if infinite(v, needed[key])]:
+        raise UserError(f"weights file {path}: expected finite values, found nan or inf in {_few(sorted(broken))}")
+    encoder.load_state_dict(state, strict=False)
 
 
 def pretrained_file(architecture: str) -> Path:
@@ -342,8 +341,16 @@ def _read(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _kind(value: Tensor) -> str:
-    return f"{tuple(value.shape)}{'' if value.is_floating_point() else ' of integers'}"
+def form(value: Tensor) -> str:
+    """Return the shape of a weight as text, and the kind of its values where they are no real numbers."""
+    kind = "" if value.is_floating_point() else " of complex numbers" if value.is_complex() else " of integers"
+    return f"{tuple(value.shape)}{kind}"
+
+
+def infinite(value: Tensor, own: Tensor) -> int:
+    """Count the values of a weight that are not finite in the precision of the model's own, where large ones may become
+    infinite."""
+    return int((~value.to(own.dtype).isfinite()).sum())
 
 
 def _few(keys: list[str]) -> str:

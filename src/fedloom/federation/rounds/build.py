@@ -38,6 +38,7 @@ from fedloom.methods.registry import ADDONS, CODECS
 from fedloom.models.build import build_model, is_whole
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
+from fedloom.models.nets import form, infinite
 from fedloom.models.tasks.labels import Classification, Regression
 from fedloom.models.tasks.own import Own, judged
 from fedloom.models.tasks.task import Task
@@ -321,9 +322,13 @@ def begin_with(module: MultiTask, start: str) -> None:
         own = f"; it has models of {', '.join(owners)}, and none that all share" if owners else ""
         raise RecipeError(f"model.start: {file} has no {missing[0]!r} ({len(missing)} of {len(needed)} missing){own}")
     for name, tensor in needed.items():
-        shape, expected = tuple(stored[name].shape), tuple(tensor.shape)
+        shape, expected = form(stored[name]), form(tensor)
         if shape != expected:
             raise RecipeError(f"model.start: {file}, {name!r}: shape {shape} found, expected {expected}")
+        if count := infinite(stored[name], tensor):
+            raise RecipeError(
+                f"model.start: {file}, {name!r}: expected finite numbers, found {count} that are not finite"
+            )
     module.load_state_dict({name: stored[name] for name in needed})
 
 
