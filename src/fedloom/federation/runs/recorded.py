@@ -144,9 +144,16 @@ def text_of(file: Path) -> str:
 
 
 def json_of(file: Path) -> Any:
-    """Return a JSON file of a run. Raises StateError where it is none."""
+    """Return a JSON file of a run. Raises StateError where it is none, or where a key occurs twice."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(value := dict(pairs)) < len(pairs):
+            keys = [key for key, _ in pairs]
+            raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
+        return value
+
     try:
-        return json.loads(text_of(file))
+        return json.loads(text_of(file), object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
         raise StateError(f"{file}: {error}") from None
 
