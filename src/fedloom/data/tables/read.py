@@ -19,7 +19,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, choices, parsing
 from fedloom.core.lazy import need
-from fedloom.core.machine import need_memory
+from fedloom.core.machine import available_memory, need_memory
 from fedloom.data.prepare import PARTS, Array
 
 if TYPE_CHECKING:
@@ -199,7 +199,13 @@ def _file(path: Path) -> pandas.DataFrame:
     if not is_table(path):
         ends = ".csv, .csv.gz, .csv.xz, .tsv or .parquet"
         raise DataError(f"{path}: expected a name that ends in {ends}; save a spreadsheet as CSV in UTF-8")
-    need_memory(8 * path.stat().st_size, str(path))
+    size, most = path.stat().st_size, available_memory() / 8
+    if path.suffix.lower() in (".gz", ".xz"):  # they may hold a thousand times their size
+        size = 0
+        with parsing(f"{path} cannot be read as a .csv file"), _OPEN[path.suffix.lower()](path, "rb") as file:
+            while size <= most and (piece := file.read(1 << 20)):
+                size += len(piece)
+    need_memory(8 * size, str(path))
     with parsing(f"{path} cannot be read as a .csv file"):
         names, separator, skipped = _head(path)
         plain: dict[str, Any] = {"index_col": False, "encoding": "utf-8-sig", "low_memory": False}
