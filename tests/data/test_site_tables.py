@@ -487,6 +487,9 @@ def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
     frame().assign(w=["1", "", "old", "?"] * 30).to_csv(tmp_path / "text.csv", index=False)
     with pytest.raises(DataError, match=r"'w': row 3: 'old' found, expected a number \(texts in 60 of 120 rows"):
         of_table(tmp_path / "run", tmp_path / "text.csv", "a")
+    frame().assign(w=[1e150] + 119 * [1.0]).to_csv(tmp_path / "huge.csv", index=False)
+    with pytest.raises(DataError, match=r"'w': the number 1e\+150 found, too large for an input \(mean "):
+        of_table(tmp_path / "run", tmp_path / "huge.csv", "a")
 
 
 def test_a_bundle_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
@@ -512,6 +515,13 @@ def test_a_bundle_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
         ("table scales", {"": [[1, 2]]}, r"table.scales\[''\]: 1 pairs found, expected 2"),
         ("table scales", {"": [[1, 2], [3, -1]]}, r"table.scales\[''\]\[1\]\[1\]: -1 found, expected a number gre"),
         ("table scales", {}, "table.scales: an empty mapping found"),
+        ("table tasks kind classes", ["u", "u", "v"], "table.tasks.kind.classes: u, u, v found, expected different"),
+        ("table inputs 0 values", ["u", "u"], r"table.inputs\[0\].values: u, u found, expected different names"),
+        (
+            "table inputs 0 column",
+            json.loads(right)["table"]["inputs"][1]["column"],
+            "table.inputs: .* found, expected different",
+        ),
         ("input_shape", [3], r"table.inputs: inputs for 2 numbers found, input_shape is \[3\]"),
         ("more", 1, "more: unknown key"),
         ("tasks 0 more", 1, r"tasks\[0\], more: unknown key"),
@@ -522,6 +532,7 @@ def test_a_bundle_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
         reduce(getitem, outer, about)[last] = value
         refused("export.json", json.dumps(about), f"export.json, {sentence}")
     refused("export.json", "{", "export.json: Expecting")
+    refused("export.json", right[:-1] + ', "seed": 1}', "export.json: the key 'seed' occurs twice")
     refused("recipe.yaml", None, "is not an exported model, because it has no recipe.yaml")
     weights = load_file(bundle / "model.safetensors")
     right_weights = weights["heads.w.bias"]

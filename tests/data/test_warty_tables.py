@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedloom.cli.app as cli
+from fedloom.core import machine
 from fedloom.core.disclosure import hidden
 from fedloom.data import DATASETS
 from fedloom.data.combine import loaded
 from fedloom.data.tables.columns import draft
+from fedloom.data.tables.read import read
 from fedloom.data.tables.table import counts
+from fedloom.errors import RecipeError, UserError
 from fedloom.federation.recipes.loader import load
 
 HEAD = ["site", "age", "dose", "kind", "ill"]
@@ -373,6 +376,28 @@ def test_what_is_advised_for_codes_with_a_decimal_comma_names_these_codes(tmp_pa
     assert code == 0, said
     assert "extra (number)" in said
     assert yaml.safe_load((tmp_path / "t.yaml").read_text())["data"]["missing"] == cells
+
+
+def test_a_compressed_table_is_as_large_as_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "t.csv.gz"
+    file.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 300_000))
+    monkeypatch.setattr(machine, "free_memory", lambda: 4 * 10**6)
+    with pytest.raises(UserError, match=r"t.csv.gz needs .* GB of memory"):
+        read(file, None)
+
+
+def test_categories_that_a_recipe_lists_are_different() -> None:
+    with pytest.raises(RecipeError, match="data.inputs.sex: F, F found, expected different names"):
+        load(
+            {
+                "data": {
+                    "name": "table",
+                    "path": "t.csv",
+                    "inputs": {"sex": ["F", "F"]},
+                    "tasks": {"w": {"kind": "regression"}},
+                }
+            }
+        )
 
 
 def test_a_recipe_quotes_no_cell_of_a_column_that_is_left_out(tmp_path: Path) -> None:

@@ -37,12 +37,22 @@ ALL = ""
 """The key of the numbers that all sites share."""
 
 
+def _distinct(names: Declared) -> Declared:
+    if not isinstance(names, str) and len(set(names)) < len(names):
+        raise ValueError(f"{', '.join(names)} found, expected different names")
+    return names
+
+
+DISTINCT = AfterValidator(_distinct)
+"""What a list of categories or classes is."""
+
+
 class Input(Section):
     """One column as an input. `values` are the categories that have a place of their own, in their order."""
 
     column: str
     kind: Kind
-    values: tuple[str, ...] = ()
+    values: Annotated[tuple[str, ...], DISTINCT] = ()
     indicator: bool
     """True: a further place says where the value is missing."""
 
@@ -77,7 +87,7 @@ class Label(Section):
     columns: tuple[str, ...] = ()
     """The columns of a multilabel task."""
     kind: Literal["binary", "classification", "ordinal", "regression", "multilabel", "segmentation", "depth"]
-    classes: tuple[str, ...] = ()
+    classes: Annotated[tuple[str, ...], DISTINCT] = ()
     metric: str | tuple[str, ...] | None = None
     mean: FiniteFloat | None = None
     std: Positive | None = None
@@ -229,6 +239,8 @@ class Preprocessing(Section):
         for who, scales in self.scales.items():
             if len(scales) != numbers:
                 yield f"scales[{who!r}]", f"{len(scales)} pairs found, expected {numbers}: one per input of numbers"
+        if len({each.column for each in self.inputs}) < len(self.inputs):
+            yield "inputs", f"{', '.join(each.column for each in self.inputs)} found, expected different columns"
 
     @property
     def names(self) -> list[str]:
@@ -279,7 +291,11 @@ class Preprocessing(Section):
                 values = (column.yes_or_no() if each.kind == "yes/no" else column.finite())[rows]
                 absent = np.isnan(values)
                 mean, std = scales[:, scaled, 0][which], scales[:, scaled, 1][which]
-                out[:, place] = np.where(absent, 0, (values - mean) / std)
+                with np.errstate(over="ignore"):
+                    out[:, place] = np.where(absent, 0, (values - mean) / std)
+                if len(huge := np.flatnonzero(~np.isfinite(out[:, place]))):
+                    what = f"the number {values[huge[0]]:.6g} found, too large for an input"
+                    column.fail(f"{what} (mean {mean[huge[0]]:.6g}, standard deviation {std[huge[0]]:.6g})")
                 far = np.flatnonzero((each.kind == "number") & (abs(out[:, place]) > FAR))
                 if len(far):
                     what = f"rows have a number more than {FAR} standard deviations from the mean of training"

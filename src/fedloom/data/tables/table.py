@@ -48,7 +48,7 @@ def _ordered(value: tuple[float, float]) -> tuple[float, float]:
     return value
 
 
-Inputs = Annotated[dict[str, Kind | list[str]], Field(min_length=1)]
+Inputs = Annotated[dict[str, Annotated[Kind | list[str], fitting.DISTINCT]], Field(min_length=1)]
 Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
 D = TypeVar("D")
 FAR, WIDE = 3.0, 20.0
