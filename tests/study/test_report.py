@@ -318,6 +318,12 @@ def test_counts_of_few_rows_of_a_table_and_its_folder_are_not_shown(tmp_path: Pa
     shown = {"a": {"2": 70}, "b": {"0": 30, "1": 0, "2": 40}}
     assert cells(page.data["figures"]["labels"][0]["chart"]) == shown
     assert "Counts below 25 are left out." in page.text
+    info = json.loads((folder / "run.json").read_text())
+    info["clients"]["b"] |= {"train": 60, "val": 11}
+    (folder / "run.json").write_text(json.dumps(info))
+    figures = page_of(folder).data["figures"]  # one example of b without a label follows from no number
+    assert cells(figures["examples"][0]["chart"])["b"] == {}
+    assert cells(figures["labels"][0]["chart"])["b"] == {"1": 0, "2": 40}
     assert ("&lt;25" in page.text or "<25" in page.text, "visits.csv" in page.text) == (True, True)
     assert "her own" not in page.text
 

@@ -302,6 +302,18 @@ def test_confusion_is_in_shares_of_the_truth_with_counts_beside(tmp_path: Path) 
     assert cells(drawn) == {"1": {"1": 1, "0": 0}, "0": {}}  # of class 0 two are wrong: too few of a table to show
 
 
+def test_the_sum_of_confusions_tells_no_count_of_few_rows_of_a_client(tmp_path: Path) -> None:
+    """Class 1 of the second client would follow from the sum and the first client."""
+    run = run_of(tmp_path)
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "table": {"minimum": 5}}))
+    counted(run, {"counts": [[9, 6], [10, 9]]}, {"clients": ["b"], "counts": [[8, 0], [3, 7]]})
+    together, *each = figures_of(run_report(run))["confusion-0"].views
+    assert cells(together.chart)["1"] == {"1": 16 / 29, "0": 13 / 29}
+    assert [cells(view.chart)["1"] for view in each] == [{}, {}]
+    assert [cells(view.chart)["0"] for view in each] == [{"1": 0.4, "0": 0.6}, {"1": 0.0, "0": 1.0}]
+
+
 def test_a_model_of_many_clients_is_named_by_some(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     one = {"clients": list("abcde"), "model": "global", "counts": [[1]], "examples": 9, "examples_in_all": 1234}

@@ -322,11 +322,17 @@ def _examples(report: RunReport) -> Figure:
     """Draw clients by tasks: the examples for training and validation with a label of each task."""
     cells: dict[str, dict[str, float | None]] = {}
     for name in thinned([c for c, about in report.clients.items() if "labels" in about], SIDE):
-        counts = {task: sum(of) for task, of in report.clients[name]["labels"].items()}
-        cells[name] = {task: None if hidden([n], report.minimum)[0] else n for task, n in counts.items()}
+        counts = {task: (sum(of), _unlabelled(report, name, of)) for task, of in report.clients[name]["labels"].items()}
+        cells[name] = {task: None if any(hidden(both, report.minimum)) else both[0] for task, both in counts.items()}
     value = "examples with a label"
     chart = charts.heat(cells, list(report.run.info["tasks"]), down="client", along="task", value=value, low=0)
     return Figure("", [View(f"{value}, training and validation", chart)])
+
+
+def _unlabelled(report: RunReport, client: str, counts: Sequence[int]) -> int:
+    """Return how many of a client's examples for training and validation have none of the labels that were counted."""
+    about = report.clients[client]
+    return max(0, about.get("train", 0) + about.get("val", 0) - sum(counts))
 
 
 def _labels(report: RunReport) -> Figure:
@@ -338,9 +344,9 @@ def _labels(report: RunReport) -> Figure:
         rows = {name: report.clients[name]["labels"].get(task) or () for name in names}
         if (width := max(map(len, rows.values()), default=0)) > 1:
             cells = {n: dict(enumerate([*of, *[0] * (width - len(of))] if of else ())) for n, of in rows.items()}
-            for of in cells.values():
-                hide = hidden([*of.values()], report.minimum)
-                of.update({label: None for label, hid in zip(of, hide, strict=True) if hid})
+            for n, of in cells.items():
+                hide = hidden([*of.values(), _unlabelled(report, n, rows[n])], report.minimum)
+                of.update({label: None for label, hid in zip(of, hide, strict=False) if hid})
             chart = charts.heat(cells, range(width), down="client", along="class", value="examples", low=0)
             views.append(View(task, chart))
     return Figure("Labels", views)
@@ -392,13 +398,13 @@ def _confusions(several: Sequence[ConfusionViews]) -> Iterator[tuple[str, Figure
     for number, c in enumerate(several):
         names = [c.name(i) for i in c.order]
         views = []
-        for name, counts in c.views.items():
+        for place, (name, counts) in enumerate(c.views.items()):
             cells: dict[str, dict[str, float | None]] = {}
             texts: dict[tuple[str, str], str] = {}
             notes: dict[tuple[str, str], str] = {}
             for i in c.order:
                 total, hide = sum(counts[i]), hidden(counts[i], c.minimum)
-                few = total < max(c.minimum, 1)
+                few = total < max(c.minimum, 1) or (place > 0 and i in c.summed)
                 shares = {c.name(j): None if few or hide[j] else counts[i][j] / total for j in c.order}
                 cells[c.name(i)] = shares
                 notes |= {(c.name(i), c.name(j)): f"{counts[i][j]} of {total} {c.unit}" for j in c.order}

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
 
+from fedloom.core.disclosure import hidden
 from fedloom.core.errors import first_of
 from fedloom.core.legend import Legend
 from fedloom.federation.runs.reader import CONFUSION, INDEX, PREDICTIONS, Run, index_of
@@ -139,6 +140,8 @@ class ConfusionViews:
     """Names of the classes; empty where they have none."""
     minimum: int = 0
     """Counts of fewer rows of a table are not shown."""
+    summed: frozenset[int] = frozenset()
+    """True classes that only the first view shows, a sum: beside it, those of single clients would tell such counts."""
 
     def name(self, number: int) -> str:
         """Return a class by its name, or else its number."""
@@ -354,7 +357,9 @@ def _one(task: str, stored: _StoredConfusion, minimum: int) -> ConfusionViews:
         if name in views:  # names of clients that are cut may be the same
             name += f" ({len(views)})"
         views[name] = tuple(map(tuple, one.counts))
-    return ConfusionViews(task, stored.unit, views, _about(stored), _named(stored), minimum)
+    rows = zip(*(one.counts for one in stored.models), strict=True) if len(views) > 1 else ()
+    few = frozenset(i for i, of in enumerate(rows) if any(any(hidden(row, minimum)) for row in of))
+    return ConfusionViews(task, stored.unit, views, _about(stored), _named(stored), minimum, few)
 
 
 def _named(stored: _StoredConfusion) -> tuple[str, ...]:
