@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from fedloom.core.mean import Mean
 from fedloom.core.stage import Chain, Identity, Stage, Traits
 from fedloom.engines.api import plan
 from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
@@ -286,6 +288,23 @@ def test_what_nobody_can_account_for_is_refused(change: str) -> None:
     with pytest.raises(RecipeError, match="privacy|early_stopping|buffers|enough") as refused:
         build(load_recipe("method={name: fedavg, weights: uniform}", GIVEN, change))
     assert CENTRAL[change] in str(refused.value)
+
+
+def test_a_vocabulary_that_is_counted_over_private_texts_is_refused(tmp_path: Path) -> None:
+    lines = [f"{'sun' if i % 2 else 'rain'} today,{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,topic", *lines]))
+    (tmp_path / "words.txt").write_text("rain\nsun\n")
+    about: dict[str, Any] = {
+        "name": "t",
+        "data": {"name": "texts", "path": str(tmp_path / "t.csv")},
+        "partition": {"name": "iid", "clients": 2},
+    }
+    about |= {"model": {"name": "transformer", "width": 8, "depth": 1, "num_heads": 1}}
+    about |= {"method": {"name": "fedavg", "weights": "uniform"}, "privacy": {"clip": 1, "noise": 1, "delta": 0.01}}
+    with pytest.raises(RecipeError, match="data.words: null found, but then the vocabulary is counted"):
+        build(load(about))
+    about["data"]["words"] = str(tmp_path / "words.txt")
+    assert build(load(about)).dataset.signal.vocabulary == 4
 
 
 def test_a_rule_that_is_no_mean_is_not_replaced_by_one() -> None:

@@ -245,9 +245,16 @@ def unprotected(built: Built) -> None:
 
 
 def counts_without_noise(built: Built) -> None:
-    """Refuse statistics of a table that sites send without noise, beside a privacy budget that promises noise."""
-    table = built.dataset.table
-    if built.recipe.privacy is None or table is None or table.mode != "federated":
+    """Refuse what sites count without noise, of a table or of texts, beside a privacy budget that promises noise."""
+    recipe, table = built.recipe, built.dataset.table
+    if recipe.privacy is None:
+        return
+    if built.dataset.words is not None and recipe.data.arguments.get("words", "") is None:
+        raise RecipeError(
+            "data.words: null found, but then the vocabulary is counted over all clients' texts, without noise beside "
+            "the budget of privacy; name a file of words"
+        )
+    if table is None or table.mode != "federated":
         return
     local = "set data.preprocess: local, and list the categories in data.inputs"
     if not table.noise:
@@ -255,7 +262,7 @@ def counts_without_noise(built: Built) -> None:
             "data.preprocess: federated found, but sites would send counts and sums of their rows without noise beside "
             f"the budget of privacy; set data.ranges: {{column: [least, most]}} for noise, or {local}"
         )
-    if built.deployed and built.recipe.data.name != "nodes":
+    if built.deployed and recipe.data.name != "nodes":
         raise RecipeError(
             f"data.preprocess: federated found, but nodes know the seed from which its noise would follow; {local}"
         )
