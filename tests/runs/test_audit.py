@@ -37,6 +37,15 @@ def test_a_changed_line_is_found(file: Path, number: int) -> None:
         verified(file)
 
 
+def test_a_line_that_says_something_else_first_is_found(file: Path) -> None:
+    """Of a key that occurs twice, a reader sees the first value and Python the last."""
+    lines = file.read_text().splitlines()
+    lines[1] = '{"client": "bob", ' + lines[1][1:]
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(StateError, match="line 2: the content does not match its hash"):
+        verified(file)
+
+
 @pytest.mark.parametrize("order", [[1, 2, 3], [0, 2, 3], [0, 2, 1, 3], [0, 1, 1, 2, 3]])
 def test_lines_that_were_removed_moved_or_added_are_found(file: Path, order: list[int]) -> None:
     lines = file.read_text().splitlines()
