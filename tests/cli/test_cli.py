@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import fedloom.engines
 from fedloom import __version__
 from fedloom.cli.app import app
 from fedloom.engines import processes
-from fedloom.errors import UserError
+from fedloom.errors import RecipeError, UserError
 from fedloom.federation.recipes import Recipe, dump, load
 from fedloom.federation.rounds.progress import Lines, Progress, progress
 from fedloom.federation.runs.reader import Run
@@ -309,3 +310,11 @@ def test_bars_draw_on_a_terminal(monkeypatch, capsys):
     assert "2/4" in err
     assert "loss 0.25" in err
     assert "client [a] is late" in err
+
+
+@pytest.mark.parametrize("text", ["", "5", "[bases]"])
+def test_what_is_no_mapping_is_nothing_to_compare(text: str, tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text(text)
+    result = CliRunner().invoke(app, ["compare", str(tmp_path / "g.yaml")])
+    assert isinstance(result.exception, RecipeError)
+    assert "g.yaml: " in str(result.exception)

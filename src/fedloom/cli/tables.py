@@ -243,7 +243,8 @@ def _is_grid(source: str) -> bool:
     if not Path(source).exists():
         return source not in loader.names()
     with suppress(UserError):
-        return "bases" in loader.read(source, "grid", HOME).value
+        value = loader.read(source, "grid", HOME).value
+        return isinstance(value, dict) and "bases" in value
     return False
 
 
