@@ -409,6 +409,7 @@ def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:
         ({"seeds": [3, 4, 3]}, "compare: seeds=[3, 4, 3] found: a seed occurs twice"),
         ({"budget": {"seeds": [100, 100]}}, "compare: budget, seeds: [100, 100] found: a seed occurs twice"),
         ({"split": "tset"}, "compare: split='tset' found, expected 'test' or 'val'"),
+        ({"methods": ["local", "fedavg", "local"]}, "'local' occurs twice"),
         ({"rounds": -1}, "rounds"),
         ({"round": 1}, "round"),
     ):
@@ -416,6 +417,10 @@ def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:
             fl.compare(sites(), tell=heard.append, **options)
         assert said in str(caught.value)
     assert heard == []
+    for methods in (None, ["local", "fedavg"]):  # known at the end of the first run
+        with pytest.raises(UserError, match="no task has the metric 'acc'"):
+            fl.compare(sites(), methods=methods, tell=heard.append, metric="acc", rounds=1)
+    assert len(heard) == 2  # what will run, and the first run
     assert fl.Budget is Budget
     made = fl.compare(sites(), methods=["local", "fedavg", "constant"], rounds=1, seeds=2)
     assert made.notes[-1] == "Not tuned: each method has the settings it was given."

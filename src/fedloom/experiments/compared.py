@@ -85,6 +85,9 @@ def compare(
         raise RecipeError(
             f"compare: methods={methods!r} found, expected a list of methods, such as ['local', 'fedavg']"
         )
+    named = [method for method in methods or () if isinstance(method, str | Mapping)]
+    if again := [method for i, method in enumerate(named) if method in named[:i]]:
+        raise RecipeError(f"compare: methods={methods!r} found: {again[0]!r} occurs twice")
     if seeds is None:
         seeds = 3 if methods is None else 1
     if isinstance(seeds, bool) or not isinstance(seeds, int | Sequence) or isinstance(seeds, str) or not seeds:
@@ -108,8 +111,7 @@ def compare(
     say = partial(print, file=sys.stderr, flush=True)
     try:
         if methods is None:
-            question = _Question(what, model, options, home, every, budget, tell or say)
-            comparison = question.answered(split, metric)
+            comparison = _Question(what, model, options, home, every, budget, tell or say, metric).answered(split)
         else:
             if base is not None and base not in methods and all(isinstance(method, str) for method in methods):
                 raise RecipeError(f"compare: base={base!r} found.{choices('Methods', base, methods)}")
@@ -118,6 +120,8 @@ def compare(
                 for seed in every:
                     place = home / f"{number}-{_called(method)}-s{seed}"
                     runs.append(run(what, place, model=model, method=method, seed=seed, **options).folder)
+                    if len(runs) == 1:
+                        Run.read(runs[0]).judged_by(metric)  # one that no task has is said before the others run
             made = put_side_by_side(runs, base, split, metric)
             comparison = replace(made, notes=(*made.notes, "Not tuned: each method has the settings it was given."))
     except BaseException:
@@ -144,13 +148,15 @@ class _Question:
     seeds: Sequence[int]
     budget: tune.Budget
     tell: Callable[[str], None]
+    metric: str | None
+    """The metric of the table; settings are chosen by each task's own."""
     done: int = 0
     total: int = 0
     changed: float | None = None
     """When a file of the data last changed."""
     began: float = field(default_factory=time.monotonic)
 
-    def answered(self, split: str, metric: str | None) -> Comparison:
+    def answered(self, split: str) -> Comparison:
         """Tune and run every method of `PAYS`, and return the table with the answer below it."""
         trials, tuning, seeds = self.budget.trials, len(self.budget.seeds), len(self.seeds)
         self.total = len(PAYS) * (trials * tuning + seeds)
@@ -174,11 +180,11 @@ class _Question:
             for name, changes in chosen.items()
             for seed in self.seeds
         ]
-        comparison = put_side_by_side(folders, None, split, metric)
+        comparison = put_side_by_side(folders, None, split, self.metric)
         columns = dict(zip(chosen, comparison.columns, strict=True))
         best = None
         if _validated(Run.read(folders[0])):
-            judged = put_side_by_side(folders, None, "val", metric)
+            judged = put_side_by_side(folders, None, "val", self.metric)
             best = _best(dict(zip(chosen, judged.columns, strict=True)), comparison.rows)
         unjudged = ["No validation data, so no way of training together is recommended."]
         said = unjudged if best is None else answer(columns, comparison.rows, best)
@@ -197,6 +203,7 @@ class _Question:
         def measured(trial: Changes, number: int, seed: int) -> dict[str, float]:
             place = self.home / "trials" / f"{name}-{number}-s{seed}"
             run = Run.read(self._run(f"{name} with {tune.described(trial)}, seed {seed}", of(trial, seed), place))
+            run.judged_by(self.metric)  # one that no task has is said at the first trial
             if not _validated(run):
                 raise _UnvalidatedError
             directions.update({row.task: row.direction for row in run.judged})
