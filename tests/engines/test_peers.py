@@ -25,7 +25,7 @@ from fedloom.engines.peers.messages import signal_fields, signals, statistics
 from fedloom.engines.peers.rounds import community_of
 from fedloom.engines.peers.transport import PeerMessage
 from fedloom.engines.plan import plan
-from fedloom.errors import RecipeError
+from fedloom.errors import RecipeError, StateError
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.build import build
@@ -769,3 +769,22 @@ class Whole(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"a": self.a(x), "b": self.b(x)}
+
+
+def test_a_graph_in_a_file_that_changes_is_refused(tmp_path: Path) -> None:
+    file, folder = tmp_path / "links.txt", tmp_path / "run"
+    file.write_text("digit-0 parity-0")
+    with pytest.raises(Stop):
+        fedloom.run(load_recipe(*SHORT, f"peers.graph={{name: edge-list, file: {file}}}"), folder, progress=Crash())
+    file.write_text("digit-0 holes-0")
+    with pytest.raises(StateError, match="the graph of the peers has changed since the run began"):
+        fedloom.resume(folder)
+    file.write_text("# the same links\nparity-0 digit-0")
+    assert fedloom.resume(folder).run.info["status"] == "finished"
+
+
+@pytest.mark.parametrize("change", ["graph={name: ring, hops: 9}", "scenario={churn: {digit-9: {joins: 2}}}"])
+def test_peers_that_do_not_fit_are_refused_before_anything_is_written(tmp_path: Path, change: str) -> None:
+    with pytest.raises(RecipeError, match="topology 'ring': hops must be below|no peer 'digit-9'"):
+        fedloom.run(load_recipe(*SHORT, f"peers.{change}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

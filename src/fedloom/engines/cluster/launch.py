@@ -316,6 +316,7 @@ def _compared(comm: Comm, built: Built) -> None:
         "partition": built.partition.hash,
         "data": built.data_hash,
         "frozen weights": built.frozen_hash,
+        "graph": None if built.recipe.peers is None else built.graph_hash,
     }
     every = comm.all(mine)
     for rank, other in enumerate(every):

@@ -194,7 +194,6 @@ class Community:
         self.names = self.names or tuple(sorted(self.context.federation.clients))
         config = self.context.config
         self.scenario = config.scenario or Scenario()
-        self.scenario.check(self.names)
         self.network = self.connect(None if config.scenario is None else self.scenario.lost)
         self._drawn: tuple[int, Graph] | None = None
 

@@ -22,6 +22,7 @@ from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, C
 from fedloom.federation.rounds.messages import Payload, rows_of, unpacked
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.rounds.worker import Setup
+from fedloom.methods.peers.graph import Graph, candidates
 from fedloom.models.multitask import MultiTask
 from fedloom.training.rules import HONEST, Attack, within
 
@@ -85,6 +86,7 @@ class Built(Common):
             **({"redrawn": self.dataset.ratio} if self.dataset.redrawn else {}),
             "inputs_hash": hashlib.sha256(contents(self.dataset.train) + contents(self.dataset.test)).hexdigest()[:16],
             "frozen_hash": self.frozen_hash,
+            **({"graph_hash": self.graph_hash} if self.recipe.peers is not None and self.whole else {}),
             "parameters": self.layout.parameters.d,
             "tasks": {
                 t.name: {"kind": t.kind, "primary": t.primary, "metrics": dict(t.metrics), "weight": t.weight}
@@ -170,6 +172,18 @@ class Built(Common):
         for name, p in self.frozen.items():
             digest.update(name.encode() + p.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Who may hear whom among peers in the first round. Raises RecipeError where the graph does not fit them."""
+        assert self.recipe.peers is not None
+        section, names = self.recipe.peers.graph, tuple(self.federation.clients)
+        return candidates(section.name, names, seed=self.recipe.seed, every=section.every, **section.params)
+
+    @property
+    def graph_hash(self) -> str:
+        """16 hexadecimal digits over the peers' graph, whose links may be in a file."""
+        return hashlib.sha256(repr(sorted(self.graph.links)).encode()).hexdigest()[:16]
 
     @property
     def data_hash(self) -> str:

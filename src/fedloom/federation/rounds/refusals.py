@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -12,7 +12,6 @@ from fedloom.core.updates import Updates
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.built import Built, group_of
 from fedloom.federation.rounds.messages import nothing, rows_of
-from fedloom.methods.peers.graph import candidates
 from fedloom.training.flat import integer_buffers
 
 
@@ -103,7 +102,7 @@ def too_few_rows(built: Built) -> None:
         return
     if built.recipe.peers is not None:
         stages = [stage for stage in every(method.stage) if any(stage.unfit(None, 1))]
-        each = _heard(built.recipe.peers, built.recipe.seed, sorted(federation.clients)) if stages else {}
+        each = _heard(built, built.recipe.peers) if stages else {}
         for peer, heard in each.items():
             for why in (why for stage in stages for why in stage.unfit(None, heard + 1)):
                 raise RecipeError(
@@ -119,18 +118,19 @@ def too_few_rows(built: Built) -> None:
         raise RecipeError(f"method: {method.name}: {why}")
 
 
-def _heard(peers: PeersSection, seed: int, names: Sequence[str]) -> dict[str, int]:
+def _heard(built: Built, peers: PeersSection) -> dict[str, int]:
     """Return how many others each peer hears at most in a round."""
-    section = peers.graph
-    graph = candidates(section.name, names, seed=seed, every=section.every, **section.params)
-    most = len(names) - 1 if peers.choose.top is None else peers.choose.top
+    others, graph = len(built.graph.peers) - 1, built.graph
+    most = others if peers.choose.top is None else peers.choose.top
     # where graphs are drawn anew, any peer may be heard one day
-    return {peer: min(most, len(names) - 1 if section.every else len(graph.senders(peer))) for peer in names}
+    return {peer: min(most, others if peers.graph.every else len(graph.senders(peer))) for peer in graph.peers}
 
 
 def strangers(built: Built) -> None:
-    """Refuse names of clients in a stage that are no clients."""
-    known, method = sorted(built.federation.clients), built.method
+    """Refuse names of clients in a stage or in a scenario of peers that are no clients."""
+    known, method, peers = sorted(built.federation.clients), built.method, built.recipe.peers
+    if built.whole and peers is not None and peers.scenario is not None:
+        peers.scenario.check(known)
     if built.whole and (unknown := sorted(set().union(*(stage.clients for stage in every(method.stage))) - {*known})):
         raise RecipeError(
             f"method: {method.name}: no client {unknown[0]!r}.{nearest(unknown[0], known)} Clients: {', '.join(known)}"

@@ -58,6 +58,7 @@ _SAME = {
     "data_hash": "data set",
     "inputs_hash": "data set, in its inputs,",
     "frozen_hash": "frozen part of the model",
+    "graph_hash": "graph of the peers",
     "partition_hash": "partition",
 }
 """Parts that must be unchanged when a run is resumed: key of run.json -> the word for it."""
