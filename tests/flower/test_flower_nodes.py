@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -355,6 +357,24 @@ def test_a_run_goes_on_only_with_the_recipe_and_the_changes_that_it_began_with(
     for own, changes, keys in (((), "seed=4", "seed"), (("training.rounds=2",), "seed=3", "training.rounds")):
         with pytest.raises(StateError, match=f"began with other values of {keys}, which cannot change"):
             start(*own, changes=changes)
+
+
+def test_flower_logs_a_refusal_as_one_sentence_and_a_bug_with_its_traceback() -> None:
+    stream = io.StringIO()
+    handler, log = logging.StreamHandler(stream), logging.getLogger("flwr")
+    server_app(recipe())
+    log.addHandler(handler)
+    try:
+        for error in (StateError("the run began with another seed"), KeyError("a bug")):
+            try:
+                raise error
+            except (StateError, KeyError):  # as Flower does for any error of a ServerApp
+                log.error("%s raised an exception", "ServerApp", exc_info=error)
+    finally:
+        log.removeHandler(handler)
+    first, second, *rest = stream.getvalue().splitlines()
+    assert (first, second) == ("the run began with another seed", "ServerApp raised an exception")
+    assert "Traceback" in rest[0]
 
 
 def test_runs_with_other_settings_are_compared_on_validation_data_at_the_server(

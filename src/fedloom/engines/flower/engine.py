@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -188,6 +189,7 @@ class OverGrid(Flower):
 def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:
     """Return a ServerApp that runs a recipe over nodes, or resumes the run in `folder`, a key of the run config."""
     app = need("flwr.serverapp", "flower").ServerApp()
+    logging.getLogger("flwr").addFilter(_without_traceback)
 
     @app.main()
     def main(grid: Any, context: Any) -> None:
@@ -206,6 +208,13 @@ def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any
         print(f"{result.table()}\n{result.status}: {result.folder}", flush=True)
 
     return app
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Make Flower log a UserError, which ends its ServerApp, as one sentence; any other error is a bug."""
+    if record.exc_info and isinstance(error := record.exc_info[1], UserError):
+        record.msg, record.args, record.exc_info = str(error), (), None
+    return True
 
 
 def _check_same(folder: Path, recipe: Recipe) -> None:
