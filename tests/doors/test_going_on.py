@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fedloom as fl
 from fedloom.cli.app import app
+from fedloom.engines.api import Engine
 from fedloom.errors import RecipeError, StateError
 from fedloom.federation.recipes.loader import load
 from fedloom.study.report.collect import of_run
@@ -98,6 +99,7 @@ def test_a_change_without_a_round_after_it_is_told_in_the_last_line(tmp_path: Pa
         ("seed=0", "training.rounds=1", "has had 2 rounds, so training.rounds cannot become 1"),
         ("seed=0", "training.batch_size=4", r"training.batch_size cannot change after the run has begun.*--from"),
         ("seed=0", "method=fedprox", r"method.mu, method.name cannot change after .*--from \S+ method=fedprox$"),
+        ("seed=0", "runtime.engine=flower", r"runtime.engine cannot change after the run has begun.*--from"),
     ],
 )  # fmt: skip
 def test_what_would_change_rounds_that_are_done_is_refused(
@@ -109,6 +111,14 @@ def test_what_would_change_rounds_that_are_done_is_refused(
         fl.resume(run.folder, overrides=[change])
     assert before == {f.name: f.read_bytes() for f in run.folder.iterdir() if f.is_file() and f.name != "run.json"}
     assert fl.resume(run.folder).run.last_round == 2
+
+
+def test_a_run_of_a_cluster_goes_on_in_one_process(quick: Quick, tmp_path: Path) -> None:
+    recipe = load_recipe("training.rounds=1", "runtime.engine=cluster")
+    begun = fl.run(recipe, tmp_path / "run", engine=Engine())
+    ended = fl.resume(begun.folder, overrides=["training.rounds=2", "runtime.engine=process"])
+    assert load(ended.folder / "recipe.yaml").runtime.engine == "process"
+    assert_same(ended.folder, quick(), models_only=True)
 
 
 def test_a_run_begins_with_the_model_of_another(quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

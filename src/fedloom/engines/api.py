@@ -239,7 +239,8 @@ def _extended(
     old = before.model_dump(mode="json")
     after = load(with_keywords(old, options), overrides)
     changed = sorted(differs("", old, after.model_dump(mode="json")))
-    if fixed := [key for key in changed if key != ROUNDS and (key[:8] != "runtime." or key == "runtime.engine")]:
+    own = "runtime.engine" if "flower" in (before.runtime.engine, after.runtime.engine) else None  # nodes have states
+    if fixed := [key for key in changed if key != ROUNDS and (key[:8] != "runtime." or key == own)]:
         typed = " ".join(overrides) or f"{fixed[0]}=..."
         raise StateError(
             f"{folder}: {', '.join(fixed)} cannot change after the run has begun; only {ROUNDS} and keys of runtime "

@@ -117,8 +117,8 @@ class _Watched:
             if process.returncode:
                 tail = "\n".join((self.folder / LOG).read_text(errors="replace").splitlines()[-_TAIL:])
                 raise UserError(
-                    f"the processes of the cluster failed {_RESTARTS + 1} times (exit code {process.returncode}). The "
-                    "state saved last is there for `fedloom resume`. The end of "
+                    f"the processes of the cluster failed (exit code {process.returncode}, after up to {_RESTARTS} "
+                    "restarts). The state saved last is there for `fedloom resume`. The end of "
                     f"{self.folder / LOG}:\n{tail}"
                 )
 
