@@ -118,3 +118,15 @@ def test_the_demo_prints_a_table_and_leaves_nothing(tmp_path: Path, monkeypatch:
     assert "digit" in said
     assert "parity" in said
     assert not list(tmp_path.glob("fedloom-flower-*"))
+
+
+def test_a_list_of_sites_that_is_not_there_is_named(tmp_path: Path) -> None:
+    code, text = told("provision", str(tmp_path / "none.yaml"), "--out", str(tmp_path / "kits"))
+    assert code
+    assert "none.yaml: not found, expected a YAML file" in " ".join(text.split())
+
+
+def test_a_check_names_the_address_that_does_not_answer(tmp_path: Path) -> None:
+    port = free_port()
+    checks = findings(tmp_path, f"127.0.0.1:{port}", None, None, None)
+    assert f"127.0.0.1:{port}: " in {what: text for what, _, text in checks}["superlink"]

@@ -51,7 +51,9 @@ def _guard(what: str, look: Callable[..., str], *where: Any) -> Finding:
     try:
         return what, True, look(*where)
     except (UserError, OSError, ValueError) as error:
-        return what, False, str(error)
+        port = where[1] if len(where) > 1 and isinstance(error, OSError) else None
+        address = f"{where[0]}:{port}: " if isinstance(port, int) else ""  # the errors of sockets lack it
+        return what, False, f"{address}{error}"
 
 
 def _versions() -> str:

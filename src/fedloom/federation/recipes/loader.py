@@ -154,7 +154,7 @@ def read(
         where, labels = str(source), known[str(source)].labels
         value = deepcopy(_parsed(known[where].text))
     else:
-        where, value, origin = str(source), _in_file(Path(source), kind, known), Origin.FILE
+        where, value, origin = str(source), _in_file(Path(source), kind, known if follow else {}), Origin.FILE
     if kind == "grid" and isinstance(value, dict):
         value = renamed.grid(value)
     if not isinstance(value, dict) or not follow:
@@ -234,6 +234,8 @@ def _in_file(path: Path, kind: str, known: Mapping[str, Any]) -> Any:
     if path.is_dir():
         inside = next((path / f"{name}.yaml" for name in (kind, "recipe") if (path / f"{name}.yaml").is_file()), None)
         hint = f" It is a folder{f', with {inside}' if inside else f' without {kind}.yaml'}."
+    if not known:  # of a kind without packaged ones
+        raise RecipeError(f"{path}: not found, expected a YAML file.{hint}")
     raise RecipeError(
         f"no {kind} {str(path)!r}: neither a file nor a packaged {kind}.{hint} "
         f"{listed('Packaged', str(path), sorted(known))}"
