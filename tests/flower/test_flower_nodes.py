@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 import fedloom
 from fedloom.cli.app import app
 from fedloom.data.dataset import Dataset
+from fedloom.data.tables.preprocessing import Label
+from fedloom.data.tables.table import TableReport
 from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.experiments.export.bundle import Bundle, export
@@ -295,6 +297,16 @@ def test_names_of_classes_are_compared_one_by_one() -> None:
     many = [f"c{i}" for i in range(500)]
     out = agreed({"bonn": told("bonn", *many), "oslo": told("oslo", *many[:7], "other", *many[8:])})[1]
     assert out["oslo"].startswith("task mood, classes: it has 'other' as class 7, client 'bonn' has 'c7' as class 7")
+
+
+def test_labels_of_tables_that_differ_are_said_by_their_fields() -> None:
+    def site(client: str, **label: Any) -> NodeReport:
+        tasks = {"mood": Label(kind="classification", classes=("x", "y"), **label)}
+        table = TableReport(site=None, minimum=5, inputs={"age": "number"}, tasks=tasks)
+        return told(client, "x", "y").model_copy(update={"table": table})
+
+    out = agreed({"bonn": site("bonn"), "oslo": site("oslo", column="state"), "rome": site("rome")})[1]
+    assert out == {"oslo": "task mood, label: it has column state, client 'bonn' has column None"}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from fedloom.core.untrusted import shown
 from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
-from fedloom.data.tables.preprocessing import Noise, Preprocessing
+from fedloom.data.tables.preprocessing import Label, Noise, Preprocessing
 from fedloom.data.tables.table import OwnTable, TableReport, far_off, together
 from fedloom.engines.flower.terms import SitePolicy
 from fedloom.federation.recipes.loader import read
@@ -324,9 +324,6 @@ def _inputs(report: NodeReport) -> dict[str, Any]:
         found |= {"columns": ", ".join(sorted(table.inputs)), "minimum": table.minimum}
         found |= {"ranges": str(sorted((table.ranges or {}).items()))}
         found |= {f"column {name}": str(kind) for name, kind in table.inputs.items()}
-        found |= {
-            f"label of {task}": label.model_dump_json(exclude_defaults=True) for task, label in table.tasks.items()
-        }
     return found
 
 
@@ -342,7 +339,8 @@ def _tasks(report: NodeReport) -> dict[str, Any]:
     """Return the tasks and, where classes have names, their names: a node numbers the classes that it knows."""
     digests = {name: _digest(names) for name, names in report.classes.items()} | report.digests
     named = {f"{name}, classes": _Classes(each, report.classes.get(name, ())) for name, each in digests.items()}
-    return {task.name: task for task in map(as_task, report.tasks)} | named
+    labels = {f"{name}, label": label for name, label in report.table.tasks.items()} if report.table else {}
+    return labels | {task.name: task for task in map(as_task, report.tasks)} | named
 
 
 def _apart(value: Any, other: Any) -> tuple[str, str]:
@@ -357,9 +355,10 @@ def _apart(value: Any, other: Any) -> tuple[str, str]:
         is_odd = any("," in name for names in lists for name in names)
         one, two = (", ".join(map(repr, names) if is_odd else names) for names in lists)
         return one, two
-    if not isinstance(value, Task) or type(value) is not type(other):
+    if not isinstance(value, Task | Label) or type(value) is not type(other):
         return f"{value}", f"{other}"
-    keys = [key for key, mine in asdict(value).items() if mine != asdict(other)[key]]
+    fields, others = (dict(one) if isinstance(one, Label) else asdict(one) for one in (value, other))
+    keys = [key for key, mine in fields.items() if mine != others[key]]
     mine, theirs = (", ".join(f"{key} {getattr(task, key)}" for key in keys) for task in (value, other))
     return mine, theirs
 
