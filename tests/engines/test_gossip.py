@@ -134,6 +134,16 @@ def test_a_round_without_anybody_takes_no_time() -> None:
     assert timed.clock == 5.0
 
 
+def test_a_slow_peer_is_alone_as_long_as_a_fast_one() -> None:
+    """Others send while it is still alone: it asks nobody, and knows later how similar those are that it heard once."""
+    warmup, similarity = {"alone": 4, "until": 4}, {"every": 100}
+    section = free({"latency": 0.1, "speeds": {"c00": 0.2}}, warmup=warmup, similarity=similarity)
+    peers = Valleys(section, H, B)
+    peers.go(21)
+    mixes = [(a["local round"], bool(a["neighbours"])) for a in peers.recorded("peer") if a["peer"] == "c00"]
+    assert mixes == [(1, False), (2, False), (3, False), (4, False), (5, True)]
+
+
 def test_a_version_is_mixed_once() -> None:
     """Messages that take long: many requests are on their way when the first answer comes."""
     peers = Valleys(free({"latency": 2.5, "speeds": {"c00": 0.2}}), H, B, steps=1)

@@ -236,6 +236,8 @@ class Peer:
         anew = bool(due(self.context, self.round)) and self.context.config.mode == "synchronous"
         known = {**({} if anew else self.state["similarity"]), **new["similarity"]}
         self.state = {**self.state, **new, "similarity": known}
+        if self.context.alone(self.round):  # others, at their own pace, may already send
+            return {}
         similarity = {name: known.get(name, math.nan) for name in messages}
         neighbours = chosen(self.context, self._counting(similarity), self.state.get("group", ()))
         if self.context.config.choose.recency is not None:
