@@ -311,7 +311,7 @@ def check_device(name: str) -> str:
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            raise UserError(f"runtime.device: {name!r} found, but this machine has {count} CUDA devices")
+            raise UserError(f"runtime.device: {name!r} found, but this machine has {count} CUDA devices; set cpu")
     elif device.type != "cpu":
         raise UserError(f"runtime.device: {name!r} found, expected cpu or cuda")
     return with_index(name)
