@@ -179,8 +179,8 @@ def plateau(method: m.Method, rule: training.Plateau) -> m.Method:
 
     paper    "we adjust the learning rate based on validation progress", without numbers
     release  warm-up and cosine by rounds, for all clients alike
-    here     as torch.optim.lr_scheduler.ReduceLROnPlateau, for each client; it multiplies the rate that
-             `training.schedule` gives
+    here     as torch.optim.lr_scheduler.ReduceLROnPlateau, which waits one round more, for each client; it multiplies
+             the rate that `training.schedule` gives
 
     Needs validation data at each client (`partition.val_fraction`). factor = 1 changes nothing.
     """
