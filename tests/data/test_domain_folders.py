@@ -11,7 +11,9 @@ import pytest
 import torch
 from PIL import Image
 from scipy.io import savemat
+from typer.testing import CliRunner
 
+from fedloom.cli.app import app
 from fedloom.data import DATASETS, PARTITIONERS, Pool
 from fedloom.data.transforms import MEAN, STD, crop
 from fedloom.errors import DataError, RecipeError
@@ -111,6 +113,15 @@ def test_a_domain_may_lack_classes_and_hidden_folders_are_none(root: Path) -> No
     assert len(data.train) + len(data.test) == 34
     shares = PARTITIONERS["domains"].function(Pool.of(data), 0, clients=1, cover_classes=True).shares
     assert {share.domain for share in shares} == {"art", "photo"}
+
+
+def test_classes_whose_names_differ_in_case_are_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "art" / "cat").rename(root / "art" / "Cat")
+    said = "names of classes differ in case or blanks only: 'Cat' and 'cat'; if each is one class, write them alike"
+    assert said in folders(0, root=str(root), size=8).doubts
+    monkeypatch.chdir(root.parent)
+    chosen = ["--clients", "1", "--method", "fedavg", "--out", "r.yaml"]
+    assert f"note: {said}" in CliRunner().invoke(app, ["init", root.name, *chosen]).output
 
 
 def test_one_domain_alone_names_a_class_that_it_lacks_by_an_empty_folder(root: Path) -> None:

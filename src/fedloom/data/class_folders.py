@@ -6,7 +6,7 @@ import bz2
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -82,6 +82,14 @@ def left_out(around: Mapping[str, Content], classes: Mapping[str, Content]) -> t
     if outside:
         said.append(f"images outside class folders are left out: {few(outside)}")
     return tuple(said)
+
+
+def alike(classes: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence about class folders whose names differ in case or blanks only, where there are some."""
+    last = {name.strip().casefold(): name for name in classes}
+    both = [f"{name!r} and {other!r}" for name in classes if (other := last[name.strip().casefold()]) != name]
+    if both:
+        yield f"names of classes differ in case or blanks only: {few(both)}; if each is one class, write them alike"
 
 
 @DATASETS.register("class-folders", source="MaTU, section 4; Ilharco et al. (2023); EMR-Merging (Huang et al., 2024)")
@@ -231,7 +239,7 @@ def domain_folders(
             seen[split] += marks(images[index], (files[i].relative_to(base).as_posix() for i in index.tolist()))
     built = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
     doubts = left_out(around, {f"{name}/{kind}": c for name, own in inside.items() for kind, c in own.items()})
-    doubts += prepare.copies(seen["train"], seen["test"], len(seen["test"]))
+    doubts += (*alike(classes), *prepare.copies(seen["train"], seen["test"], len(seen["test"])))
     return replace(built, classes={TASK: tuple(classes)}, redrawn=test_fraction is not None, doubts=doubts)
 
 

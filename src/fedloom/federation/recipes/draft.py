@@ -13,7 +13,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.data.arrays import REAL
-from fedloom.data.class_folders import Content, content, few, left_out
+from fedloom.data.class_folders import Content, alike, content, few, left_out
 from fedloom.data.folders import copied_files
 from fedloom.data.inputs import ENDINGS, LAYOUTS, doubtful_axes, kinds_of, stem_of
 from fedloom.data.prepare import PARTS, SPLITS, Array, Store
@@ -195,7 +195,10 @@ def _lines(
     if upper != "split":
         lines.append(f"split: {_TEST:.0%} of the images of each class are test images (data.test_fraction)")
     every = {f"{folder}/{kind}": has for folder, kinds in below.items() for kind, has in kinds.items()}
-    return (*lines, *(f"note: {note}" for note in (*left_out(around, every), *_masks_among(every))))
+    return (
+        *lines,
+        *(f"note: {note}" for note in (*alike(sorted(+classes)), *left_out(around, every), *_masks_among(every))),
+    )
 
 
 def _masks_among(classes: Mapping[str, Content]) -> Iterator[str]:
