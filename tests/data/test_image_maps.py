@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,10 @@ def test_sites_that_differ_are_named(sites: Path, monkeypatch: pytest.MonkeyPatc
     said = command("init", "all", "--out", "r.yaml")
     assert "sites and their rows: north (16), south (16), west (16)" in said  # west's folder has another name
     assert "all/east/images is left out: no file beside it has the name of an image there" in said
+    assert "left out: it has no folder of images" not in said
+    save(sites / "all/far/ill/0.png", np.zeros((24, 24), "uint8"))
+    assert f"{sites / 'all/far'} is left out: it has no folder of images" in table_at(sites / "all", None).notes
+    shutil.rmtree(sites / "all/far")
     (sites / "all/west").rename(sites / "all/test")
     with pytest.raises(DataError, match="folders 'test' and 'north' found beside each other, expected .* parts"):
         table_at(sites / "all", None)

@@ -95,6 +95,28 @@ def test_images_of_a_patient_stay_together_and_rows_without_an_image_are_left_ou
     assert data.notes == (f"rows whose image is not in {folder / 'scans'}, left out: 2, the first is row 1",)
 
 
+def test_images_that_several_rows_name_are_said(folder: Path) -> None:
+    table = pandas.read_csv(folder / "labels.csv")
+    table.assign(scan=[table.scan[1], *table.scan[1:]]).to_csv(folder / "labels.csv", index=False)
+    said = "1 images are named by several rows, such as scan01.png; data.group=scan keeps these rows in one part"
+    assert said in read(folder, image="scan").notes
+
+
+def test_names_of_images_that_are_not_found_are_no_silent_loss(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    words = ["init", "labels.csv", "--labels", "grade", "--clients", "clinic", "--method", "fedavg", "--out", "r.yaml"]
+    table = pandas.read_csv("labels.csv").assign(scan=lambda of: of.scan.map(lambda name: f"{Path(name).stem}.png"))
+    away = table.assign(scan=[str(folder / "scans" / "scan00.png"), *table.scan[1:]])
+    away.to_csv("labels.csv", index=False)
+    refused = str(CliRunner().invoke(app, words).exception)
+    assert f"column 'scan': {away.scan[0]!r} found, expected the name of a file below" in refused
+    assert "inputs: age" in CliRunner().invoke(app, [*words, "--leave-out", "scan"]).output
+    Path("r.yaml").unlink()
+    table.to_csv("labels.csv", index=False)
+    (folder / "scans").rename(folder.parent / f"{folder.name}-elsewhere")
+    assert "left out: scan: it names images, which no folder beside" in CliRunner().invoke(app, words).output
+
+
 def test_copies_among_the_tests_are_said(folder: Path) -> None:
     for file in (folder / "scans" / "old").iterdir():
         Image.new("L", (20, 14), 9).save(file)

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedloom.core.errors import DataError, choices, first_of
+from fedloom.data.inputs import ending
 from fedloom.data.prepare import PARTS, Array
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
 from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
@@ -387,6 +388,8 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         count = int(column.present.sum())
         if _is_identifier(column.name) or re.fullmatch(r"column \d+", column.name):
             return None, "its name says that it is an identifier"
+        if strange and all(map(ending, strange)):
+            return None, "it names images, which no folder beside the table has; fedloom init --images DIR finds them"
         if column.are_numbers_with_more:
             return None, f"it has numbers with something around them, such as {strange[0]!r}; write numbers alone"
         if (not numeric or whole) and count >= 20 and distinct > 0.95 * count:

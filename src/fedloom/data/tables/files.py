@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,6 +94,9 @@ class Files:
             found_there = f"no file with the labels of an image's pixels found in {folders}"
             raise DataError(f"{whole.where}: {found_there}, expected one for each image that has labels")
         images = [file for file in found if file is not None]
+        if several := sorted(file for file, count in Counter(images).items() if count > 1):
+            some = f"{len(several):,} images are named by several rows, such as {several[0].name}"
+            notes.append(f"{some}; data.group={image} keeps these rows in one part")
         wanted = {*images} if maps or any(file.name.lower().endswith(VOLUMES) for file in images) else set()
         sizes = dict(zip(wanted, in_threads(frames_of, wanted), strict=True))
         slices = np.array([sizes[file][0] if sizes else 1 for file in images])
@@ -282,11 +286,12 @@ def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Tabl
             expected = "expected the names of parts (train, val, test) only, or of none"
             raise DataError(f"{path}: folders {one!r} and {other!r} found beside each other, {expected}")
     rows: list[dict[str, str | None]] = []
-    notes = [
-        f"{each} is left out: no file beside it has the name of an image there"
-        for each in _images_below(path)
-        if each.parent not in places
-    ]
+    below = [each for each in _images_below(path) if each.parent not in places]
+    notes = [f"{each} is left out: no file beside it has the name of an image there" for each in below]
+    holders = {*places, *(each.parent for each in below)}
+    around_them = {up for each in holders for up in each.parents if up.is_relative_to(path)}
+    others = {each for up in around_them for each in _folders(up)} - holders - around_them
+    notes += [f"{each} is left out: it has no folder of images" for each in sorted(others)]
     image = groups[0].image
     for group, parts in zip(groups, around, strict=True):
         where = {SITE: [part for part, are_parts in zip(parts, named, strict=True) if not are_parts[0]]}

@@ -200,7 +200,7 @@ def draft_of_images(
         return None
     here = path if path.is_dir() else path.parent
     below = sorted(each for each in here.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
-    inputs = [name for name in map(str, table.frame) if name not in labels]
+    inputs = [name for name in map(str, table.frame) if name not in labels and name not in leave_out]
     inputs.sort(key=lambda name: name.casefold() not in IMAGES)  # masks may have a column, too
     found = _image_column(table, [here, *below] if images is None else [images], inputs) if inputs else None
     if found is None:
@@ -252,20 +252,23 @@ def _image_column(
     table: Table, bases: Sequence[Path], columns: Sequence[str], share: float = 0.5, is_map: bool = False
 ) -> tuple[str, Path] | None:
     """Return the first of some columns of which more than a share of the cells name images below one of
-    the folders, and that folder. Most of its cells differ: an age may be the name of an image by chance."""
+    the folders, and that folder. Most of its cells differ: an age may be the name of an image by chance. Raises
+    DataError where no column does, for one whose cells end as images do and are no names below a folder."""
+    refused: DataError | None = None
     cells = {name: table.frame[name].dropna() for name in columns if name in table.frame}
     for base in bases:
         for name, series in cells.items():
             some = Column(series.head(SOME), table.missing, f"{table.where}, column {name!r}")
             try:
                 files = found_in(some, base, is_map)
-            except DataError:
-                if len(columns) == 1 and _ends_alike(series):
-                    raise
+            except DataError as error:
+                refused = error if refused is None and _ends_alike(series) else refused
                 continue
             there = sum(file is not None for file in files)
             if there > share * len(files) and 2 * series.nunique() >= len(series):
                 return name, base
+    if refused is not None:
+        raise refused
     return None
 
 
