@@ -420,7 +420,7 @@ def test_masks_are_written_at_the_images_size(tmp_path: Path, monkeypatch: pytes
     (tmp_path / f"outlines_{depth.__name__}.py").write_text(OUTLINES.format(top=tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     data = {"data": f"outlines_{depth.__name__}:outlines", "partition": "own", "model": "tiny-pyramid"}
-    run = fl.run({**TRAINED, **data}, tmp_path / "run", rounds=6, lr=0.003)
+    run = fl.run({**TRAINED, **data}, tmp_path / "run", rounds=9, lr=0.003)
     out, new = export(run.folder, tmp_path / "bundle"), tmp_path / "new" / "images"
     (new / "damaged.png").write_bytes(b"no picture")
     done = CliRunner().invoke(app, ["predict", f"{out}", f"{new}", "--out", f"{tmp_path / 'p.png'}", "--json"])

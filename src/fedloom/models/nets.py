@@ -343,8 +343,12 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 def form(value: Tensor) -> str:
     """Return the shape of a weight as text, and the kind of its values where they are no real numbers."""
-    kind = "" if value.is_floating_point() else " of complex numbers" if value.is_complex() else " of integers"
-    return f"{tuple(value.shape)}{kind}"
+    return f"{tuple(value.shape)}{kind(value)}"
+
+
+def kind(value: Tensor) -> str:
+    """Return the kind of a weight's values where they are no real numbers, else an empty text."""
+    return "" if value.is_floating_point() else " of complex numbers" if value.is_complex() else " of integers"
 
 
 def infinite(value: Tensor, own: Tensor) -> int:

@@ -44,7 +44,7 @@ def _distinct(names: Declared) -> Declared:
 
 
 DISTINCT = AfterValidator(_distinct)
-"""What a list of categories or classes is."""
+"""The names in a list of categories or classes differ."""
 
 
 class Input(Section):

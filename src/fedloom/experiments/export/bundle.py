@@ -48,7 +48,7 @@ from fedloom.federation.runs.recorded import json_of, sum_of
 from fedloom.models.build import build_model
 from fedloom.models.changes import PublicOutputs, changed
 from fedloom.models.multitask import MultiTask
-from fedloom.models.nets import PyramidEncoder, form, infinite
+from fedloom.models.nets import PyramidEncoder, infinite, kind
 from fedloom.models.signal import Signal
 from fedloom.models.tasks.task import Task, as_plain, as_task
 
@@ -368,7 +368,7 @@ def _check_weights(weights: Mapping[str, Tensor], module: MultiTask, file: Path)
     """Refuse weights with other names or shapes than the model's, and numbers that are not finite."""
     own = module.state_dict()
     for name in {**own, **weights}:
-        have, want = ("nothing" if t is None else form(t) for t in (weights.get(name), own.get(name)))
+        have, want = ("nothing" if t is None else f"{[*t.shape]}{kind(t)}" for t in (weights.get(name), own.get(name)))
         if have != want:
             raise StateError(f"{file} does not fit {RECIPE}: {name}: {have} found, expected {want}")
         if count := infinite(weights[name], own[name]):

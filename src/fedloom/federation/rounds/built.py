@@ -175,7 +175,7 @@ class Built(Common):
 
     @cached_property
     def graph(self) -> Graph:
-        """Who may hear whom among peers in the first round. Raises RecipeError where the graph does not fit them."""
+        """The links of the first round among peers. Raises RecipeError where the graph does not fit them."""
         assert self.recipe.peers is not None
         section, names = self.recipe.peers.graph, tuple(self.federation.clients)
         return candidates(section.name, names, seed=self.recipe.seed, every=section.every, **section.params)
