@@ -166,6 +166,12 @@ def test_a_link_in_a_run_folder_is_not_written_through(part: Path, tmp_path: Pat
     assert elsewhere.read_text() == "mine"
 
 
+def test_the_links_of_a_tracker_are_its_own(part: Path) -> None:
+    (part / "wandb").mkdir()
+    (part / "wandb" / "latest-run").symlink_to(part / "wandb")
+    assert len(fedloom.resume(part).run.rounds) == 5  # and round 0
+
+
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"is not a run folder: recipe.yaml is absent"):
         fedloom.resume(tmp_path)

@@ -171,11 +171,8 @@ def _tasks(text: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _listed(text: str | None) -> list[str] | None:
     """Return the names between commas."""
-    return (
-        None
-        if text is None
-        else [name.strip() for name in next(csv.reader([text], skipinitialspace=True), []) if name.strip()]
-    )
+    cells = next(csv.reader([text or ""], skipinitialspace=True), [])
+    return None if text is None else [name.strip() for name in cells if name.strip()]
 
 
 def codes(text: str | None) -> list[str | int | float]:

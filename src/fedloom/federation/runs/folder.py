@@ -102,7 +102,7 @@ class RunFolder:
         self._named: int | None = None  # the best round that the newest checkpoint names
         self._unsynced: set[str] = set()  # logs with lines that may not be on the disk yet
         self._lock = ExitStack()
-        check_links(path.rglob("*"))
+        check_links((*path.glob("*"), *path.glob("predictions/*")))  # links of Weights & Biases are its own
         self._lock.enter_context(locked(path / LOCK, path))
 
     def __enter__(self) -> RunFolder:
