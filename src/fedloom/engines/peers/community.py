@@ -189,13 +189,15 @@ class Community:
     context: PeerContext
     connect: Callable[[Lost], Network] = Network
     names: tuple[str, ...] = ()
+    first: Graph | None = None
+    """The graph of round 1, where it is drawn already."""
 
     def __post_init__(self) -> None:
         self.names = self.names or tuple(sorted(self.context.federation.clients))
         config = self.context.config
         self.scenario = config.scenario or Scenario()
         self.network = self.connect(None if config.scenario is None else self.scenario.lost)
-        self._drawn: tuple[int, Graph] | None = None
+        self._drawn = None if self.first is None else (1, self.first)
 
     def graph(self, round: int) -> Graph:
         """Return who may hear whom in a round: every peer can work it out."""

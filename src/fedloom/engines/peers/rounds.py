@@ -325,7 +325,7 @@ def community_of(built: Built, connect: Callable[[Lost], Network] = Network, nam
     context = PeerContext(
         built.method, layout, federation, recipe.peers, recipe.seed, rounds, initial, Probe(built), federation.held
     )
-    return Community(context, connect, tuple(names))
+    return Community(context, connect, tuple(names), built.graph if built.whole and not names else None)
 
 
 def without_server(built: Built, connect: Callable[[Lost], Network] = Network) -> Advance:

@@ -183,7 +183,10 @@ class Built(Common):
     @property
     def graph_hash(self) -> str:
         """16 hexadecimal digits over the peers' graph, whose links may be in a file."""
-        return hashlib.sha256(repr(sorted(self.graph.links)).encode()).hexdigest()[:16]
+        digest = hashlib.sha256()
+        for peer in self.graph.peers:
+            digest.update("\n".join([peer, *self.graph.senders(peer), "", ""]).encode())
+        return digest.hexdigest()[:16]
 
     @property
     def data_hash(self) -> str:
