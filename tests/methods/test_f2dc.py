@@ -34,6 +34,7 @@ from fedloom.methods.f2dc.rules import (
     wrong_labels,
 )
 from fedloom.models.multitask import MultiTask
+from fedloom.models.tasks.labels import Classification, Multilabel, Ordinal, Regression
 from fedloom.training.rules import View
 from tests_support import assert_same, load_recipe, stopped_after
 
@@ -391,3 +392,13 @@ def test_modules_that_stay_go_with_methods_whose_heads_stay(scope: str) -> None:
     )
     with pytest.raises(UserError, match="feature-modules: with scope .* but fedbn chooses what stays there by other"):
         build(load_recipe(f"method={{name: fedbn, {add}}}", *changes))
+
+
+def test_only_tasks_with_one_class_per_example_have_an_auxiliary_head(plain: MultiTask) -> None:
+    kinds = [Regression("age"), Multilabel("findings", 3), Classification("site", 4), Ordinal("grade", 3)]
+    model = MultiTask(copy.deepcopy(plain.encoder), kinds)
+    AttachFeatureModules()(model, (1, 16, 16))
+    (module,) = model.encoder.attached.values()
+    assert {task: head.out_features for task, head in module.auxiliary.items()} == {"site": 4, "grade": 3}
+    with pytest.raises(UserError, match="feature modules need a task with one class per example"):
+        AttachFeatureModules()(MultiTask(copy.deepcopy(plain.encoder), kinds[:2]), (1, 16, 16))

@@ -33,6 +33,7 @@ from fedloom.methods.f2dc import AttachFeatureModulesSettings, DomainWeightsSett
 from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import pass_zeros
+from fedloom.models.tasks.labels import Classification
 from fedloom.training.flat import pooled
 from fedloom.training.rules import LocalRule, View
 
@@ -263,7 +264,7 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
             raise RecipeError(
                 "the method already has feature modules, because f2dc has its own: add them to fedavg instead"
             )
-        classes = {task: head.out_features for task, head in model.heads.items() if isinstance(head, nn.Linear)}
+        classes = {task.name: task.channels for task in model.tasks if isinstance(task.known, Classification)}
         if not classes:
             raise RecipeError("feature modules need a task with one class per example")
         maps = map_channels(model.encoder, shape)
