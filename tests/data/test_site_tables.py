@@ -680,6 +680,50 @@ def test_a_data_frame_may_declare_an_order_and_have_decimals() -> None:
     assert [(task.kind, task.channels) for task in fed.tasks] == [("ordinal", 3)]
 
 
+OF_COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, int, str, float]]] = {
+    "ill": ({"weight": 2}, ("classification", 2, "auc", 2)),
+    "sick": ({"metric": "pr-auc"}, ("classification", 2, "pr-auc", 1)),
+    "died": ({"kind": "binary", "class_weights": [1, 3]}, ("classification", 2, "auc", 1)),
+    "days": ({}, ("regression", 1, "rmse", 1)),
+    "visits": ({"kind": "regression"}, ("regression", 1, "rmse", 1)),
+    "grade": ({"kind": "ordinal", "classes": ["none", "some", "much"]}, ("ordinal", 3, "mae", 1)),
+    "place": ({"classes": ["home", "ward", "tent"]}, ("classification", 3, "accuracy", 1)),
+    "ward": ({"classes": 3}, ("classification", 3, "accuracy", 1)),
+}
+"""Column -> the arguments of `fl.task`, and what becomes of them."""
+
+
+def test_a_description_says_what_its_column_does_not() -> None:
+    """What it leaves out is read from the column: a weight makes no regression of yes and no."""
+    n = np.arange(120)
+    columns = {
+        "ill": np.where(n % 3 == 0, "yes", "no"),
+        "sick": n % 2,
+        "died": np.where(n % 5 == 0, "yes", "no"),
+        "days": n + 0.5,
+        "visits": n % 4,
+        "grade": np.array(["much", "none", "none", "some", "some", "some"])[n % 6],
+        "place": np.array(["ward", "home"])[n % 2],
+        "ward": np.array(["x", "y", "z"])[n % 3],
+    }
+    table = pandas.DataFrame(
+        {"site": np.array(["a", "b"])[n // 60], "x": np.random.default_rng(0).random(120), **columns}
+    )
+    tasks = {name: fl.task(**given) for name, (given, _) in OF_COLUMNS.items()}
+    fed = fl.Federation.from_table(table, "site", tasks)
+    found = {task.name: (task.kind, task.channels, task.primary, task.weight) for task in fed.tasks}
+    assert found == {name: expected for name, (_, expected) in OF_COLUMNS.items()}
+    labels = fed.dataset.train.labels["grade"].bincount() + fed.dataset.test.labels["grade"].bincount()
+    assert labels.tolist() == [40, 60, 20]
+    order = fl.task(kind="ordinal", classes=["none", "some"])
+    with pytest.raises(DataError, match="column 'grade': the label 'much' found, expected none, some; add it to"):
+        fl.Federation.from_table(table, "site", {"grade": order})
+    with pytest.raises(DataError, match="'y' has names of classes, which are those of a table; say classes=2"):
+        fl.Federation({"a": fl.Client((n[:, None] / 120, n % 2))}, {"y": fl.task(classes=["no", "yes"])})
+    with pytest.raises(RecipeError, match="classes=3 found, expected 2 for binary"):
+        fl.task(kind="binary", classes=3)
+
+
 @pytest.mark.parametrize(("rows", "clients", "size"), [(1600, 1, 32), (1601, 1, 64), (3200, 2, 32), (60000, 1, 1024)])
 def test_larger_sites_train_in_larger_batches(tmp_path: Path, rows: int, clients: int, size: int) -> None:
     """At most 50 steps per epoch of a site, up to the largest size."""

@@ -324,7 +324,8 @@ def _known(name: str, task: Any) -> dict[str, Any]:
         raise DataError(f"from_table, tasks: {name!r} is {task!r}, expected fl.task(...)")
     if task.ignore is not None:
         raise DataError(f"from_table, tasks: {name!r} has ignore={task.ignore!r}; name such cells as missing=")
-    settings = {"kind": task.kind, "classes": task.classes, "metric": task.judge or None, "columns": task.columns}
+    classes = task.names or task.classes
+    settings = {"kind": task.kind, "classes": classes, "metric": task.judge or None, "columns": task.columns}
     return {key: value for key, value in settings.items() if value is not None}
 
 
@@ -337,6 +338,9 @@ def _tasks(tasks: Any) -> dict[str, Task]:
             raise DataError(f"Federation, tasks: {name!r} is {each!r}, expected fl.task(...)")
         if isinstance(each, Description) and each.columns is not None:
             raise DataError(f"Federation, tasks: {name!r} has columns=, which are those of a table; say classes=")
+        if isinstance(each, Description) and each.names:
+            has = f"names of classes, which are those of a table; say classes={each.classes}"
+            raise DataError(f"Federation, tasks: {name!r} has {has}")
         known[str(name)] = each.named(str(name)) if isinstance(each, Description) else replace(each, name=str(name))
     return known
 

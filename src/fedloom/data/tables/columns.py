@@ -254,7 +254,7 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
         column.fail(f"{code}; if it is a label, say so with fl.task(kind=...) or --labels NAME=KIND")
     texts = column.not_numbers
     if kind is None:
-        kind = "regression" if is_real(column, count) else "classification"
+        kind = "regression" if count is None and is_real(column) else "classification"
         kind = "ordinal" if column.order is not None and len(distinct) > 2 else kind
     if kind == "regression":
         if texts:
@@ -270,6 +270,9 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
             return Label(kind=kind, metric=metric)
         std = float(f"{values.std():.3g}")
         return Label(kind=kind, metric=metric, mean=float(f"{values.mean():.3g}"), std=std if std > 0 else 1.0)
+    if isinstance(count, tuple):
+        two = len(count) == 2 and known.get("kind") is None
+        return Label(kind="binary" if two else kind, classes=count, metric=metric)
     classes = classes_of(column, is_sure=count is not None, is_guess=known.get("kind") is None)
     if count is not None and count < len(classes):
         column.fail(f"classes={count} found, but there are {len(classes)}: {', '.join(classes[:10])}")
@@ -282,19 +285,17 @@ def label_of(column: Column, known: Mapping[str, Any], mode: Mode) -> Label:
         column.fail(f"{len(classes)} labels found, expected two for kind binary: {', '.join(classes[:5])}")
     if kind == "ordinal":
         if column.order is None and texts:
-            advice = f"set data.tasks.{column.name}.kind=ordinal and its classes in order in a recipe"
+            advice = f"set data.tasks.{column.name}.kind=ordinal and its classes in order in a recipe or fl.task"
             column.fail(f"the order of {', '.join(classes[:5])} is unknown: replace them by numbers, or {advice}")
         return Label(kind=kind, classes=tuple(column.order or sorted(classes, key=float)), metric=metric)
     two = len(classes) == 2 and known.get("kind") in (None, "binary")
     return Label(kind="binary" if two else "classification", classes=tuple(classes), metric=metric)
 
 
-def is_real(column: Column, count: int | None = None) -> bool:
-    """Return whether labels are real numbers rather than classes: they have a fraction, or more values than the
-    `count` of classes that is known."""
+def is_real(column: Column) -> bool:
+    """Return whether labels are real numbers rather than classes: they have a fraction, or many values."""
     values = column.numbers[np.isfinite(column.numbers)]
-    few = column.series.nunique() <= max(CLASSES, count or 0)
-    return not column.not_numbers and not (few and (count or not (values % 1).any()))
+    return not column.not_numbers and (column.series.nunique() > CLASSES or bool((values % 1).any()))
 
 
 def classes_of(column: Column, is_sure: bool = False, is_guess: bool = False) -> list[str]:

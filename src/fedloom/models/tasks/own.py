@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.models.tasks.dense import Depth, Edge, Normals, Semseg
-from fedloom.models.tasks.labels import Classification, Kept, Multilabel, Ordinal, Regression, labelled
+from fedloom.models.tasks.labels import ORDERED, Classification, Kept, Multilabel, Ordinal, Regression, labelled
 from fedloom.models.tasks.task import IGNORE, USUAL, Direction, Metric, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -200,9 +200,9 @@ class Own(Task):
 
 
 KINDS: dict[str, type[Task]] = {each.kind: each for each in (Classification, Ordinal, Multilabel, Regression)}
-KINDS |= {"segmentation": Semseg, "depth": Depth, "normals": Normals, "edges": Edge}
+KINDS |= {"binary": Classification, "segmentation": Semseg, "depth": Depth, "normals": Normals, "edges": Edge}
 """Kind of `task` -> the class of the task."""
-COUNTED = ("classification", "ordinal", "multilabel", "segmentation")
+COUNTED = ("binary", "classification", "ordinal", "multilabel", "segmentation")
 """Kinds that have classes, or labels."""
 
 
@@ -210,7 +210,8 @@ COUNTED = ("classification", "ordinal", "multilabel", "segmentation")
 class Description:
     """A task without a name, as `task` makes it."""
 
-    kind: str
+    kind: str | None
+    """None where it was left out: a table's column says it, and elsewhere whether there are classes."""
     classes: int | None
     loss: Any
     metrics: Mapping[str, Any] | None
@@ -220,13 +221,20 @@ class Description:
     ignore: float | None
     columns: tuple[str, ...] | None = None
     labelled: Mapping[str, tuple[int, ...]] | None = None
+    names: tuple[str, ...] = ()
+    """The names of the classes, where they were given."""
+
+    @property
+    def guess(self) -> str:
+        """The kind, or without one classification where there are classes, else regression."""
+        return self.kind or ("regression" if self.classes is None else "classification")
 
     def named(self, name: str) -> Task:
         """Return the task of this name."""
-        kind = "binary" if (self.kind, self.classes) == ("classification", 2) else self.kind
+        kind = "binary" if (self.guess, self.classes) == ("classification", 2) else self.guess
         judge = self.judge or USUAL.get(kind, ())
-        make: Any = KINDS[self.kind]
-        return self.on(make(name, judge=judge, **({"channels": self.classes} if self.kind in COUNTED else {})))
+        make: Any = KINDS[kind]
+        return self.on(make(name, judge=judge, **({"channels": self.classes} if kind in COUNTED else {})))
 
     def on(self, base: Task) -> Task:
         """Return a task with this weight, loss, metrics and weights of classes. Raises RecipeError where unfit."""
@@ -250,7 +258,7 @@ def judged(where: str, metric: Any) -> tuple[str, ...]:
 def task(
     *,
     kind: str | None = None,
-    classes: int | None = None,
+    classes: int | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     class_weights: Sequence[float] | None = None,
     ignore: float | None = None,
@@ -264,6 +272,7 @@ def task(
 
     kind           what is predicted, from which outputs of the model and which labels (B examples, C classes):
                    classification  B x C logits; B whole numbers from 0, -1 where there is none
+                   binary          the same, of two classes
                    ordinal         the same, of classes with an order, such as grades
                    multilabel      B x C logits; B x C numbers 0 or 1, -1 or NaN where there is none
                    regression      B x 1, in the labels' own unit; B real numbers, NaN where there is none
@@ -271,8 +280,8 @@ def task(
                    depth           B x 1 x H x W; B x H x W metres, 0 or less where there is none
                    normals         B x 3 x H x W vectors of any length; the same, zero vectors where there is none
                    edges           B x 1 x H x W logits; B x H x W numbers 0 or 1, 255 where there is none
-                   By default classification with `classes`, else regression
-    classes        the number of classes, or of the labels of a multilabel task
+                   By default what a table's column holds; elsewhere classification with `classes`, else regression
+    classes        the number of classes, or of the labels of a multilabel task; for a table also the classes, in order
     columns        the columns of a table that are the labels of a multilabel task, in the place of `classes`
     class_weights  weights of the classes in the loss, or of the positive examples of each label
     ignore         a further value of labels that means "no label"
@@ -291,29 +300,35 @@ def task(
 
     Raises RecipeError for what does not fit, such as a number of classes below 2 or an unknown metric.
     """
-    kind = ("regression" if classes is None else "classification") if kind is None else kind
+    said = kind
+    listed = tuple(map(str, classes)) if isinstance(classes, list | tuple) else ()
+    count: Any = len(listed) if len({*listed}) == len(listed) > 1 else classes
+    count = 2 if (kind, count) == ("binary", None) else count
+    kind = ("regression" if count is None else "classification") if kind is None else kind
     if kind not in KINDS:
         raise RecipeError(f"task: kind={kind!r} found.{choices('Kinds', str(kind), KINDS)}")
     counts = kind in COUNTED
     if columns is not None:
         named = isinstance(columns, list | tuple) and columns and all(isinstance(name, str) for name in columns)
-        if kind != "multilabel" or not named or classes not in (None, len(columns)):
+        if kind != "multilabel" or not named or count not in (None, len(columns)):
             raise RecipeError(f"task: columns={columns!r} found, expected the columns of a multilabel task")
-        classes = len(columns)
+        count = len(columns)
     least = 1 if kind == "multilabel" else 2
-    if counts and (isinstance(classes, bool) or not isinstance(classes, int) or classes < least):
-        raise RecipeError(f"task: classes={classes!r} found, expected a whole number of at least {least} for {kind}")
-    if kind == "segmentation" and classes is not None and classes > IGNORE:
-        raise RecipeError(f"task: classes={classes!r} found, expected at most {IGNORE} for segmentation")
-    if not counts and classes is not None:
-        raise RecipeError(f"task: classes={classes!r} found, but {kind} has no classes; leave it out")
+    if counts and (isinstance(count, bool) or not isinstance(count, int) or count < least):
+        raise RecipeError(f"task: classes={count!r} found, expected a whole number of at least {least} for {kind}")
+    if kind == "binary" and count != 2:
+        raise RecipeError(f"task: classes={count!r} found, expected 2 for binary")
+    if kind == "segmentation" and count is not None and count > IGNORE:
+        raise RecipeError(f"task: classes={count!r} found, expected at most {IGNORE} for segmentation")
+    if not counts and count is not None:
+        raise RecipeError(f"task: classes={count!r} found, but {kind} has no classes; leave it out")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
         raise RecipeError(f"task: weight={weight!r} found, expected a number of at least 0")
     if class_weights is not None:
         numbers = tuple(map(float, class_weights)) if isinstance(class_weights, Sequence) else ()
-        if len(numbers) != classes or not all(0 <= number < float("inf") for number in numbers):
+        if len(numbers) != count or not all(0 <= number < float("inf") for number in numbers):
             none = f"none, because {kind} has no classes"
-            expected = f"{classes} numbers of at least 0, one per class" if counts else none
+            expected = f"{count} numbers of at least 0, one per class" if counts else none
             raise RecipeError(f"task: class_weights={class_weights!r} found, expected {expected}")
         class_weights = numbers
     if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int | float) or kind == "normals"):
@@ -325,6 +340,7 @@ def task(
         sites = {str(client): tuple(some) for client, some in labelled.items()}
     names = None if columns is None else tuple(columns)
     choice = judged("task", metric)
-    description = Description(kind, classes, loss, metrics, weight, choice, class_weights, ignore, names, sites)
-    description.named("task")  # raises an error for anything but a function
+    description = Description(said, count, loss, metrics, weight, choice, class_weights, ignore, names, sites, listed)
+    is_open = said is None and count is None and set(choice) <= set(ORDERED)  # a table's column may hold classes
+    (replace(description, judge=()) if is_open else description).named("task")  # an error for anything but a function
     return description
