@@ -296,6 +296,8 @@ def test_a_changed_name_that_leaves_parameters_behind_is_explained(refused):
         (("rounds=3",), "training.rounds=3"),
         (("factor=3",), None),
         (("attack=alie", "factor=3"), "attack.factor=3"),
+        (("lr=3",), "training.optimizer.lr=3"),
+        (("scenario.speed=3",), "peers.scenario.speed=3"),
     ],
 )
 def test_a_key_without_its_section_is_not_guessed_but_it_is_said_where_it_stands(changes, places):
@@ -304,6 +306,12 @@ def test_a_key_without_its_section_is_not_guessed_but_it_is_said_where_it_stands
     _, unknown, *hint = str(caught.value).splitlines()
     assert ": unknown key" in unknown
     assert hint == ([] if places is None else [f"(write {places})"])
+
+
+def test_a_key_without_its_section_in_a_file_as_well(tmp_path):
+    (tmp_path / "r.yaml").write_text("like: digits-tasks\nrounds: 3\n")
+    with pytest.raises(RecipeError, match=r"\(write training.rounds\)"):
+        load(tmp_path / "r.yaml")
 
 
 def test_selection_on_the_test_split_is_refused(refused):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from fedloom.core.errors import TABLES, RecipeError, ending, listed, nearest
 from fedloom.core.settings import renamed
@@ -303,7 +304,11 @@ def _set(value: dict[str, Any], path: str, thing: Any, what: str) -> None:
     level = value
     for depth, key in enumerate(keys[:-1]):
         inner = level.get(key)
-        if isinstance(inner, str) and depth == 0 and any(issubclass(kind, Named) for kind in _kinds(key)):
+        if (
+            isinstance(inner, str)
+            and depth == 0
+            and any(issubclass(kind, Named) for kind in _kinds(Recipe.model_fields.get(key)))
+        ):
             inner = {"name": inner}
         elif inner is None:
             inner = {}
@@ -314,9 +319,8 @@ def _set(value: dict[str, Any], path: str, thing: Any, what: str) -> None:
     level[keys[-1]] = thing
 
 
-def _kinds(key: str) -> list[type[Section]]:
-    """Return the classes of the section under a recipe's key; none where it is no section."""
-    field = Recipe.model_fields.get(key)
+def _kinds(field: FieldInfo | None) -> list[type[Section]]:
+    """Return the classes of the section in a field; none where it is no section."""
     kinds = () if field is None else get_args(field.annotation) or (field.annotation,)
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
@@ -336,21 +340,28 @@ def _hints(lines: Sequence[str], overrides: Sequence[str]) -> list[str]:
 
 def _misplaced(value: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:
     """Yield the places of keys without a section, which are not guessed: several sections may have such a key."""
-    for override in overrides:
-        key, _, text = override.partition("=")
-        places = [] if key in Recipe.model_fields else [s for s in Recipe.model_fields if key in _keys(s, value.get(s))]
+    fields = Recipe.model_fields
+    for key in (key for key in value if key not in fields):
+        places = [name for name, field in fields.items() if key in _keys(field, value.get(name))]
+        places = places or [
+            f"{name}.{inner}"
+            for name, field in fields.items()
+            for inner, section in _keys(field, None).items()
+            if key in _keys(section, None)
+        ]
+        given = [override for override in overrides if re.split(r"[.=]", override, maxsplit=1)[0] == key] or [key]
         if places:
-            yield f"(write {' or '.join(f'{place}.{key}={text}' for place in places)})"
+            yield f"(write {' or '.join(f'{place}.{each}' for place in places for each in given)})"
 
 
-def _keys(section: str, value: Any) -> set[str]:
-    """Return the keys of a recipe's section, with the parameters of what it names."""
-    keys: set[str] = set()
-    for kind in _kinds(section):
-        keys |= (kind.common() if issubclass(kind, Named) else kind.model_fields).keys()
+def _keys(field: FieldInfo, value: Any) -> dict[str, FieldInfo]:
+    """Return the keys of the section in a field, with the parameters of what it names."""
+    keys: dict[str, FieldInfo] = {}
+    for kind in _kinds(field):
+        keys |= kind.common() if issubclass(kind, Named) else kind.model_fields
         name = value.get("name") if isinstance(value, Mapping) else value
         if issubclass(kind, Named) and isinstance(name, str) and name in kind.registry().entries:
-            keys |= kind.registry()[name].params.model_fields.keys()
+            keys |= kind.registry()[name].params.model_fields
     return keys
 
 
