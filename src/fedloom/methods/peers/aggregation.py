@@ -320,7 +320,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
     weighs = config.weights.kind in ("soft", "metropolis") and config.conflict_averse is None
     if weighs and "weight" not in method.stage.traits.reads:
         raise RecipeError(
-            f"peers: {method.stage!r} does not read weights, so weights of kind {config.weights.kind!r} would have "
+            f"peers: {method.name} does not read weights, so weights of kind {config.weights.kind!r} would have "
             "no effect; set weights: {kind: uniform}"
         )
     if why := next((why for stage in every(method.stage) for why in stage.unfit(None)), None):
