@@ -114,6 +114,10 @@ class Stage(Checked):
         """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         return Traits()
 
+    def __str__(self) -> str:
+        """Return its name for users, who may have named the method alone and not its parameters."""
+        return f"{type(self).__name__}({'...' if getattr(self, '__dataclass_fields__', None) else ''})"
+
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         """Yield why it could not work with the rows of all clients (no values; None at a peer), at most `most`."""
         return iter(())
@@ -216,6 +220,9 @@ class Chain(Stage):
 
     def __repr__(self) -> str:
         return " >> ".join(map(repr, self.stages))
+
+    def __str__(self) -> str:
+        return " >> ".join(map(str, self.stages))
 
     @property
     def boxes(self) -> tuple[Box, ...]:

@@ -52,7 +52,7 @@ class Received(Checked):
     def refused(self, method: Method) -> Iterator[str]:
         """Yield why a method cannot have such turns, in sentences."""
         if method.task_vectors:
-            yield f"the method has one row per client, but {method.stage!r} returns one row per task"
+            yield f"the method has one row per client, but {method.stage} returns one row per task"
 
     def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
         """Return the keys of the rows that a client with these tasks sends."""
@@ -71,7 +71,7 @@ class Own(Received):
 
     def refused(self, method: Method) -> Iterator[str]:
         if method.stage.traits.reduces:
-            yield f"clients start from their own models, but {method.stage!r} returns one model for all"
+            yield f"clients start from their own models, but {method.stage} returns one model for all"
         elif "X" in method.stage.traits.writes or method.server != Plain():
             blame = method.stage if "X" in method.stage.traits.writes else method.server
             yield f"clients start from their own models, so the result of {blame!r} would be lost"
@@ -104,7 +104,7 @@ class EachTask(Received):
     def refused(self, method: Method) -> Iterator[str]:
         reasons = {
             "a server rule": method.task_vectors and method.server != Plain(),
-            f"{method.stage!r}, which returns one row per client": not method.stage.traits.reduces,
+            f"{method.stage}, which returns one row per client": not method.stage.traits.reduces,
             "tuning": method.tune is not None,
             "the client's own model": method.own_model,
             "auxiliary vectors": bool(method.auxiliary),
@@ -186,7 +186,7 @@ class Method(Checked):
         if not isinstance(self.edge, Identity) and self.shares_nothing:
             raise ValueError(f"{self.name}: {self.edge!r} would have no effect, because everything is private")
         if self.shares_nothing and not isinstance(self.stage, Identity) and not self.stage.traits.broadcasts:
-            raise ValueError(f"{self.name}: {self.stage!r} would have no effect, because everything is private")
+            raise ValueError(f"{self.name}: {self.stage} would have no effect, because everything is private")
         lost = sorted(f for f in self.edge.traits.writes - {"X"} if not f.startswith("extra:"))
         if lost:
             raise ValueError(
@@ -205,7 +205,7 @@ class Method(Checked):
         missing -= self.edge.traits.writes
         if missing:
             raise ValueError(
-                f"{self.name}: {self.stage!r} reads {', '.join(sorted(missing))}, which no local rule provides"
+                f"{self.name}: {self.stage} reads {', '.join(sorted(missing))}, which no local rule provides"
             )
         for rule in self.rules:
             if unheard := sorted(rule.needs - self.stage.traits.broadcasts):
@@ -225,7 +225,7 @@ class Method(Checked):
             edge = stage if isinstance(self.edge, Identity) else self.edge >> stage
             return replace(self, edge=edge)._called(stage)
         if self.shares_nothing:
-            raise ValueError(f"{self.name}: {stage!r} would have no effect, because everything is private")
+            raise ValueError(f"{self.name}: {stage} would have no effect, because everything is private")
         return replace(self, stage=preceded_by(self.stage, stage))._called(stage, " at the server")
 
     def combined_by(self, stage: Stage) -> Method:

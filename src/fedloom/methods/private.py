@@ -197,10 +197,10 @@ def _noisy(method: Method, mean: PrivateMean) -> Stage:
         does = {"row": "changes rows after the clip", "mix": "weights or mixes rows by their values"}
         why = does.get(first.traits.kind, "reads the columns of all rows")
         raise RecipeError(
-            f"privacy: {method.name}: {first!r} {why}, so nothing bounds how much one client can move the result; "
+            f"privacy: {method.name}: {first} {why}, so nothing bounds how much one client can move the result; "
             "expected a server that takes a mean of rows, changes of rows at the client (at: edge), or trust: local"
         )
     for stage in after:
         if fields := sorted(stage.traits.reads - {"X", "base"}):
-            raise RecipeError(f"privacy: {method.name}: {stage!r} reads {fields[0]} of the rows, which has no noise")
+            raise RecipeError(f"privacy: {method.name}: {stage} reads {fields[0]} of the rows, which has no noise")
     return Chain((mean, *after)) if after else mean

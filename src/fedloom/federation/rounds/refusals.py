@@ -82,7 +82,7 @@ def unaware_of_presence(built: Built) -> None:
             return
     for stage in (*_unaware(method.edge), *_unaware(method.stage)):
         raise RecipeError(
-            f"method: {method.name}: {stage!r} does not declare how it treats rows that lack blocks, but here some do: "
+            f"method: {method.name}: {stage} does not declare how it treats rows that lack blocks, but here some do: "
             "clients have only their own tasks' heads (model.heads: own), send one row per task, or send parts of "
             "their models. Keep such parts with the clients (for example share: encoder); or let the stage look at "
             "Updates.present and declare Traits(presence=...), or put PerBlock around it"

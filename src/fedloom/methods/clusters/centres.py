@@ -216,7 +216,7 @@ class MergedModels(Aggregation):
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         if rows is None:
-            yield f"{self!r} learns how each client mixes a server's models, which no peer has"
+            yield f"{self} learns how each client mixes a server's models, which no peer has"
 
     def init(self, layout: Layout) -> State:
         return {"models": [], "logits": {}, "stages": [self.stage.init(layout)] * self.count}
