@@ -276,6 +276,40 @@ def test_files_of_one_name_or_of_different_bits_are_refused(tmp_path: Path) -> N
         read()
 
 
+def test_images_of_different_sizes_are_resized_with_their_masks(tmp_path: Path) -> None:
+    """The right half is bright and of class 1, whatever the size; an image without a mask has no label."""
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    for i, (high, wide) in enumerate([(8, 8), (16, 24), (40, 32), (24, 16)]):
+        bright = np.broadcast_to(np.arange(wide) >= wide // 2, (high, wide))
+        Image.fromarray(bright.astype(np.uint8) * 200).save(tmp_path / "images" / f"{i}.png")
+        if i:
+            Image.fromarray(bright.astype(np.uint8)).save(tmp_path / "masks" / f"{i}.png")
+    pair = tmp_path / "images", {"outline": tmp_path / "masks"}
+    tasks = {"outline": fl.task(kind="segmentation", classes=2)}
+    with pytest.raises(DataError, match=r"'0.png' is 1 x 8 x 8 .* '1.png' is 1 x 16 x 24 .*; make all images the same"):
+        fl.Federation({"ann": fl.Client(pair)}, tasks)
+    fed = fl.Federation({"ann": fl.Client(pair)}, tasks, pair, size=8)
+    x, labels = fed.dataset.test.batch(torch.arange(4), torch.device("cpu"))
+    right = torch.arange(8) >= 4
+    assert labels["outline"].tolist() == [[[255] * 8] * 8, *[[right.long().tolist()] * 8] * 3]
+    assert x.shape == (4, 1, 8, 8)
+    assert fed.dataset.reading.stored is None
+    off = (x * 255 - right * 200.0).abs()
+    assert off[0].max() < 1
+    assert off[..., [0, 1, 6, 7]].max() < 1  # antialiasing touches the border of the halves alone
+    deep = np.arange(16 * 24, dtype=np.uint16).reshape(16, 24) * 100
+    (tmp_path / "deep").mkdir()
+    Image.fromarray(deep).save(tmp_path / "deep" / "1.png")
+    fed = fl.Federation({"ann": fl.Client((tmp_path / "deep", [1.0]))}, {"age": fl.task()}, size=8)
+    assert (fed.dataset.input_shape, fed.dataset.reading.stored) == ((1, 8, 8), "stretched")
+    for bad in (0, 2.5, True):
+        with pytest.raises(DataError, match=f"size={bad} found, expected a whole number of pixels"):
+            fl.Federation({"ann": fl.Client(pair)}, tasks, size=bad)
+    with pytest.raises(DataError, match="client 'ann', train: size=8 found, which is for folders of images"):
+        fl.Federation({"ann": fl.Client((x, labels))}, tasks, size=8)
+
+
 def test_a_turned_photograph_is_set_upright(tmp_path: Path) -> None:
     upright = np.arange(48, dtype=np.uint8).reshape(8, 6)
     turn = Image.Exif()

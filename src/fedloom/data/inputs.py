@@ -368,6 +368,12 @@ def as_images(array: Array, size: int | None, channels: int | None, where: str) 
     return x if mapped else x.contiguous()
 
 
+def nearest_pixels(maps: Array, size: int) -> Array:
+    """Return maps (n x H x W) as n x size x size, each pixel the nearest one."""
+    high, wide = (((np.arange(size) + 0.5) * side / size).astype(int) for side in maps.shape[1:])
+    return maps[:, high[:, None], wide]
+
+
 def channels_second(x: Tensor, where: str) -> Tensor:
     """Return grey or colour images as N x C x H x W, and anything but images as it is."""
     if x.ndim == 3:
@@ -391,22 +397,35 @@ def _in_parts(x: Tensor, shape: tuple[int, ...], make: Callable[[Tensor], Tensor
 
 
 def read_folders(
-    images: Path, labels: Mapping[str, Any], tasks: Mapping[str, Task], ignored: Mapping[str, float | None], where: str
+    images: Path,
+    labels: Mapping[str, Any],
+    tasks: Mapping[str, Task],
+    ignored: Mapping[str, float | None],
+    where: str,
+    size: int | None = None,
 ) -> tuple[Array, dict[str, Any], dict[str, list[Path]]]:
     """Return the images of a folder, in the order of their names, {task: labels}, and {task: the file of each label}.
 
-    `ignored` has the label of a task that was stated to mean "no label".
+    `ignored` has the label of a task that was stated to mean "no label"; images and maps become `size` x `size`.
 
     Labels that are a folder are maps: files with the names of their images. A mapping, or a pandas Series with an index
     of texts, has a label per file name. An image without one has no label: None in a list. Raises DataError for files
     that cannot be read, differ in size or have no image, and for labels in an order that the names do not determine.
     """
     sources = _files(images, where)
-    read = {name: pixels_of(file) for name, file in sources.items()}
-    forms = {_form(pixels): sources[name].name for name, pixels in read.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def pixels(name: str) -> Array:
+        found = pixels_of(sources[name])
+        shapes[name] = (len(found), *found.shape[2:])
+        # a copy, because Pillow's memory is read-only
+        return found if size is None else as_images(found.copy(), size, None, str(sources[name])).numpy()
+
+    read = dict(zip(sources, in_threads(pixels, sources), strict=True))
+    forms = {_form(x): sources[name].name for name, x in read.items()}
     if len(forms) > 1:
         (one, a), (two, b) = list(forms.items())[:2]
-        advice = "make all images the same size, number of channels and bits"
+        advice = "make all images the same size (or give fl.Federation a size), number of channels and bits"
         raise DataError(f"{where}: {images}: {a!r} is {one} and {b!r} is {two}; {advice}")
     columns, files = dict(labels), {}
     for task, label in labels.items():
@@ -417,13 +436,14 @@ def read_folders(
             drawn = _files(folder, about)
             if stray := next((name for name in drawn if name not in read), None):
                 raise DataError(f"{about}: {folder}: {stray!r} belongs to no image in {images}")
-            columns[task] = _maps(read, drawn, tasks.get(task), ignored.get(task), about)
+            of_images = {name: shapes[name] for name in read}
+            columns[task] = _maps(of_images, drawn, tasks.get(task), ignored.get(task), about, size)
         elif (pairs := _pairs(label)) is not None:
             by_name = _by_name(pairs, sources, f"{about}: {images}")
-            columns[task] = [by_name.get(name) for name, pixels in read.items() for _ in pixels]
+            columns[task] = [by_name.get(name) for name, x in read.items() for _ in x]
         elif label is not None:
             _check_order([file.name for file in sources.values()], f"{about}: {images}")
-        files[task] = [drawn.get(name, sources[name]) for name, pixels in read.items() for _ in pixels]
+        files[task] = [drawn.get(name, sources[name]) for name, x in read.items() for _ in x]
     return np.concatenate(list(read.values())), columns, files
 
 
@@ -528,23 +548,28 @@ def pixels_of(file: Path, as_label: bool = False) -> Array:
 
 
 def _maps(
-    images: Mapping[str, Array], files: Mapping[str, Path], task: Task | None, ignore: float | None, where: str
+    shapes: Mapping[str, tuple[int, ...]],
+    files: Mapping[str, Path],
+    task: Task | None,
+    ignore: float | None,
+    where: str,
+    size: int | None,
 ) -> Array:
-    """Return the label maps (N x H x W) of all images, -1 where there is none."""
+    """Return the label maps (N x H x W) of all images, whose shapes are (n, H, W), -1 where there is none."""
     whole = task is None or task.kind != "depth"
     maps = {name: pixels_of(file, as_label=True)[:, 0] for name, file in files.items()}
     for name, part in maps.items():
-        shape = (len(images[name]), *images[name].shape[2:])
-        if part.shape != shape:
+        if part.shape != shapes[name]:
             found = f"{files[name]} is {_size(part.shape)}"
-            raise DataError(f"{where}: expected the image's size {_size(shape)}, but {found}")
+            raise DataError(f"{where}: expected the image's size {_size(shapes[name])}, but {found}")
         if whole and (part != np.round(part)).any():
             raise DataError(f"{where}: {files[name]}: expected whole numbers (the classes of pixels), found fractions")
     values = {value for part in maps.values() for value in np.unique(part).tolist()} - {ignore}
     if whole and task is not None and task.channels <= 2 and IGNORE in values and values <= {0, IGNORE}:
         # Masks are usually black and white. A folder with white alone has a label, too.
         maps = {name: np.where(part == IGNORE, 1, part) for name, part in maps.items()}
-    parts = [maps.get(name, np.full((len(x), *x.shape[2:]), -1)) for name, x in images.items()]
+    whole_size = [maps.get(name, np.full(shape, -1)) for name, shape in shapes.items()]
+    parts = whole_size if size is None else [nearest_pixels(part, size) for part in whole_size]
     return np.concatenate([part.astype(np.int64 if whole else np.float32) for part in parts])
 
 

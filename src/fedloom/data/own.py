@@ -85,6 +85,7 @@ class Federation:
                on them (`fedmd`)
     group      for data=: a number or a text for each example; examples with the same one stay together where a client
                sets validation examples apart (`Client.group` is for clients=)
+    size       for folders of images: images become size x size pixels (bilinear), and their maps too (nearest pixels)
     axes       of series: "NCT" (channels before steps, as models take them; the default), or "NTC", which is turned
 
     Tensors and arrays are used as they are, but uint8 is scaled to 0..1, and lists of tokens of different lengths are
@@ -114,6 +115,7 @@ class Federation:
         name: str = "federation",
         public: Any = None,
         group: Any = None,
+        size: int | None = None,
     ) -> None:
         if (clients is None) == (data is None):
             both = "neither" if clients is None else "both"
@@ -128,7 +130,7 @@ class Federation:
         if hasattr(partition, "load_partition"):
             clients, data = _dealt(data, partition), None
         if isinstance(data, Dataset):
-            if tasks is not None or test is not None or signal is not None:
+            if any(each is not None for each in (tasks, test, signal, size)):
                 has = "already has tasks, test data and a signal: leave these arguments out"
                 raise DataError(f"Federation: a fedloom Dataset {has}")
             shared = data.public if public is None else _public(public, data.input_shape)
@@ -139,11 +141,13 @@ class Federation:
             raise DataError(f"Federation: labels={labels!r} found, expected {{task: key of its label}}")
         if axes not in (None, "NCT", "NTC"):
             raise DataError(f"Federation: axes={axes!r} found, expected 'NCT' (channels, steps) or 'NTC'")
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise DataError(f"Federation: size={size!r} found, expected a whole number of pixels")
         ignored = {str(t): d.ignore for t, d in (tasks or {}).items() if isinstance(d, Description)}
         padding = signal.padding if isinstance(signal, Signal) else None
         is_measured = getattr(signal, "kind", signal) in ("series", "features")
         named = None if labels is None else dict(labels)
-        keys = Keys(inputs, named, ignored, padding, axes == "NTC", is_measured)
+        keys = Keys(inputs, named, ignored, padding, axes == "NTC", is_measured, size)
         own: dict[str, Any] = {}
         if clients is None:
             parts, deal = [read(data, known, "Federation, data", keys)], _rule(partition)
@@ -175,11 +179,12 @@ class Federation:
         trained, measured = (
             {p.where: p.source.detach() for p in pieces if isinstance(p.source, Tensor)} for pieces in (learned, tests)
         )
+        stored: Literal["stored", "stretched"] = "stored" if size is None else "stretched"
         self.dataset = Dataset(
             name,
             tuple(known.values()),
             *(train, tested, tuple(own), deal, signal),
-            reading=Reading(stored="stored" if first.is_stored else None, turned=keys.is_turned),
+            reading=Reading(stored=stored if first.is_stored else None, turned=keys.is_turned),
             public=None if public is None else _public(public, first.shape, is_measured),
             models={who: client.model for who, client in (clients or {}).items() if client.model is not None},
             group=owners,

@@ -46,6 +46,8 @@ class Keys:
     """True: the last two axes of inputs are exchanged."""
     is_measured: bool = False
     """True: the inputs are series or features, so whole numbers become float32."""
+    size: int | None = None
+    """The side of images and maps that are read from folders; None: as they are."""
 
     def turned(self, inputs: Tensor, where: str, axes: int = 2) -> Tensor:
         """Return an input, or many (three `axes`), with channels before steps, and of the type that its kind has."""
@@ -83,6 +85,8 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
     x, y = data if isinstance(data, tuple | list) and len(data) == 2 else (None, None)
     files: Mapping[str, Sequence[Path]] = {}
     is_folder = isinstance(x, str | Path)
+    if keys.size is not None and not is_folder:
+        raise DataError(f"{where}: size={keys.size} found, which is for folders of images: resize others beforehand")
     if isinstance(data, TensorDataset):
         x, *rest = data.tensors
         if len(rest) != len(tasks):
@@ -93,7 +97,8 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
         use = "such as (df[features], df[label]); or use fl.Federation.from_table(df, site=..., tasks=...)"
         raise DataError(f"{where}: a table found, expected (inputs, labels), {use}")
     elif is_folder:
-        x, y, files = read_folders(Path(x).expanduser(), _by_task(y, tasks, where), tasks, keys.ignored, where)
+        y = _by_task(y, tasks, where)
+        x, y, files = read_folders(Path(x).expanduser(), y, tasks, keys.ignored, where, keys.size)
     elif isinstance(data, Mapping) and keys.inputs in data:
         x, y = keys.chosen(data, tasks, where)
     elif not (isinstance(x, Tensor | np.ndarray | list) or hasattr(x, "to_numpy")):

@@ -284,7 +284,9 @@ def _multiple(encoder: str, shape: tuple[int, ...], stride: int) -> tuple[int, i
     """Return `shape` as channels, height, width, both multiples of `stride`, or a RecipeError."""
     channels, height, width = _image(encoder, shape, stride)
     if height % stride or width % stride:
-        fail(encoder, f"images whose height and width are multiples of {stride}", f"{height} x {width}")
+        side = -(-max(height, width) // stride) * stride
+        advice = f"resize them, for example by data.size={side} or fl.Federation(..., size={side})"
+        fail(encoder, f"images whose height and width are multiples of {stride}", f"{height} x {width}; {advice}")
     return channels, height, width
 
 

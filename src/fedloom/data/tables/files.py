@@ -21,6 +21,7 @@ from fedloom.data.inputs import (
     frames_of,
     in_threads,
     is_deep,
+    nearest_pixels,
     pixels_of,
     read,
     read_deep,
@@ -150,8 +151,7 @@ class Files:
                 raise DataError(
                     f"task {task!r}: {file} is {found}, expected {expected} (slices, height, width) as {image}"
                 )
-            high, wide = (((np.arange(size) + 0.5) * side / size).astype(int) for side in values.shape[1:])
-            own = values[self.level[rows[places[pair]]]][:, high[:, None], wide]
+            own = nearest_pixels(values[self.level[rows[places[pair]]]], size)
             out[places[pair]] = _coded(own, label, codes, f"task {task!r}: {file}")
 
         in_threads(one, places)
