@@ -599,8 +599,8 @@ def test_predict_says_which_file_it_expects(tmp_path: Path) -> None:
     assert "Input: features, 5, standardised as below" in (bundle / "README.md").read_text()
     gone = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), str(tmp_path / "no.csv")])
     assert "no.csv does not exist" in str(gone.exception or gone.output)
-    (tmp_path / "t.xlsx").touch()
-    other = CliRunner().invoke(app, ["predict", str(bundle), str(tmp_path / "t.xlsx")])
+    (tmp_path / "t.xls").touch()
+    other = CliRunner().invoke(app, ["predict", str(bundle), str(tmp_path / "t.xls")])
     assert "expected a table (.csv" in str(other.exception or other.output)
 
 

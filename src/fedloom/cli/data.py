@@ -32,7 +32,7 @@ Parameters = Annotated[list[str] | None, argument("Its parameters, for example c
 
 def init(
     data: Annotated[
-        Path | None, argument("A table (.csv, .gz, .xz, .parquet), a folder of images, or an .npz.", "DATA")
+        Path | None, argument("A table (.csv, .gz, .xz, .xlsx, .parquet), a folder of images, or an .npz.", "DATA")
     ] = None,
     labels: Annotated[
         str | None,

@@ -1,5 +1,5 @@
-"""Tables as pandas reads them: CSV, Parquet, data frames and folders with a file for each site; cells as numbers and
-texts."""
+"""Tables as pandas reads them: CSV, Parquet, Excel, data frames and folders with a file for each site. Their cells are
+numbers and texts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from fedloom.core.errors import DataError, choices, parsing
 from fedloom.core.lazy import need
 from fedloom.core.machine import available_memory, need_memory
 from fedloom.data.prepare import PARTS, Array
+from fedloom.data.tables.workbook import sheet
 
 if TYPE_CHECKING:
     import pandas
@@ -33,7 +34,7 @@ CODES_FOR_MISSING = (-9, -99, -999, -9999, 999, 9999, 99999)
 """Numbers that are often written for a missing value."""
 TEXTS = "texts are classes of a label (classification, or ordinal with its classes in order) or categories of an input"
 _OPEN: dict[str, Any] = {".csv": open, ".tsv": open, ".gz": gzip.open, ".xz": lzma.open}
-_NAMES = re.compile(r"(.+)\.((csv|tsv)(\.gz|\.xz)?|parquet)", re.IGNORECASE)
+_NAMES = re.compile(r"(.+)\.((csv|tsv)(\.gz|\.xz)?|parquet|xlsx)", re.IGNORECASE)
 _MISSING = ("", "NA", "NaN", "nan")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
@@ -137,7 +138,7 @@ def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[
 
     files = sorted(file for file in path.iterdir() if file.is_file() and is_table(file))
     if not files:
-        raise DataError(f"{path}: no table found in the folder, expected a .csv or .parquet file for each site")
+        raise DataError(f"{path}: no table found in the folder, expected a .csv, .xlsx or .parquet file for each site")
     frames, whose = dict[str, pandas.DataFrame](), dict[str, Path]()
     for file in files:
         name = _NAMES.sub(r"\1", file.name)
@@ -196,8 +197,12 @@ def _file(path: Path) -> pandas.DataFrame:
         need("pyarrow", "data")
         with parsing(f"{path} cannot be read as a Parquet file"):
             return pandas.read_parquet(path).rename(columns=str)
+    if path.suffix.lower() == ".xlsx":
+        need("openpyxl", "excel")
+        with parsing(f"{path} cannot be read as an Excel workbook"):
+            return sheet(path)
     if not is_table(path):
-        ends = ".csv, .csv.gz, .csv.xz, .tsv or .parquet"
+        ends = ".csv, .csv.gz, .csv.xz, .tsv, .xlsx or .parquet"
         raise DataError(f"{path}: expected a name that ends in {ends}; save a spreadsheet as CSV in UTF-8")
     size, most = path.stat().st_size, available_memory() / 8
     if path.suffix.lower() in (".gz", ".xz"):  # they may hold a thousand times their size
@@ -218,7 +223,7 @@ def _head(path: Path) -> tuple[list[str], str, int]:
     ValueError where a line has other cells, which pandas would fill up or cut."""
     with path.open("rb") as file:
         if file.read(4) == _ZIP:
-            raise ValueError("it is an Excel file or a ZIP archive; save its table as CSV in UTF-8")
+            raise ValueError("it is an Excel file or a ZIP archive; save its table as CSV in UTF-8, or name it .xlsx")
     with _OPEN[path.suffix.lower()](path, "rt", encoding="utf-8-sig", newline="") as file:
         try:
             first = file.readline()

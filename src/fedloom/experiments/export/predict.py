@@ -190,7 +190,7 @@ def inputs(bundle: Bundle, file: Path) -> tuple[Tensor, Callable[[Tensor], Tenso
     about, shape = bundle.about, tuple(bundle.about.input_shape)
     channels = shape[0]
     if about.table is not None or (about.text is not None and file.suffix.lower() != ".npy"):
-        raise UserError(f"{file}: expected a table (.csv, .csv.gz, .csv.xz, .tsv or .parquet)")
+        raise UserError(f"{file}: expected a table (.csv, .csv.gz, .csv.xz, .tsv, .xlsx or .parquet)")
     if file.suffix.lower() == ".npy":
         raw = _array(bundle, file)
         size = (raw.shape[2], raw.shape[3]) if is_image(shape) else None

@@ -69,7 +69,7 @@ def look(path: Path) -> Found:
     if path.is_dir() and not any(path.glob("*.npy")):
         return _folder(path)
     if path.suffix != ".npz" and not path.is_dir():
-        kinds = "a folder of images, a .npz file or a table (.csv, .gz, .xz, .parquet)"
+        kinds = "a folder of images, a .npz file or a table (.csv, .gz, .xz, .xlsx, .parquet)"
         raise DataError(f"{path}: expected {kinds}; save a spreadsheet as CSV in UTF-8")
     arrays, others = {}, {}
     with Store(path.expanduser()) as store:

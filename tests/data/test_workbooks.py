@@ -1,0 +1,118 @@
+"""Tables in Excel workbooks: read as they were saved, or refused with what to change."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+import fedloom as fl
+from fedloom.cli.app import app
+from fedloom.data.tables.read import read
+from fedloom.errors import DataError
+
+openpyxl = pytest.importorskip("openpyxl")
+
+NAMES = ["site", "age", "since", "at", "ill"]
+
+
+def rows(count: int = 60) -> list[list[Any]]:
+    day, clock = datetime.datetime(2024, 1, 1), datetime.time(9, 30)
+    return [
+        ["Köln" if i % 2 else "Ulm", None if i % 7 == 0 else i % 17 + 0.5, day, clock, "yes" if i % 3 else "no"]
+        for i in range(count)
+    ]
+
+
+def save(path: Path, lines: list[list[Any]], change: Callable[[Any], object] = lambda book: None) -> Path:
+    book = openpyxl.Workbook()
+    for line in lines:
+        book.active.append(line)
+    change(book)
+    book.save(path)
+    return path
+
+
+def test_a_workbook_is_the_table_that_it_shows(tmp_path: Path) -> None:
+    """Rows and columns without cells around the table are none, and neither is an empty sheet."""
+    around = [[], [], [None, *NAMES, None], *([None, *row, ""] for row in rows())]
+    path = save(tmp_path / "t.xlsx", around, lambda book: book.create_sheet("notes"))
+    frame = read(path, None).frame
+    expected = pandas.DataFrame(rows(), columns=NAMES).assign(at="09:30:00")
+    assert [*frame.columns] == NAMES
+    assert frame.astype(object).where(frame.notna(), None).to_numpy().tolist() == (
+        expected.astype(object).where(expected.notna(), None).to_numpy().tolist()
+    )
+    assert (frame.age.dtype.kind, frame.since.dtype.kind) == ("f", "M")
+
+
+def test_a_federation_of_workbooks_and_other_files_trains_and_predicts(tmp_path: Path) -> None:
+    """A file for each site; a column that pandas leaves without a name has its place as one."""
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    lines = [[row[1], i % 5, row[4]] for i, row in enumerate(rows())]
+    frame = pandas.DataFrame(lines, columns=["age", "grade", "ill"])
+    frame.to_csv(folder / "ulm.csv", index=False)
+    save(folder / "bonn.xlsx", [["age", "grade", "ill"], *lines])
+    out = CliRunner().invoke(app, ["init", str(folder), "--labels", "ill", "--out", str(tmp_path / "r.yaml")])
+    assert out.exit_code == 0, out.output
+    result = fl.run(tmp_path / "r.yaml", tmp_path / "run", overrides=["training.rounds=1"])
+    assert {*result.run.by_client()} == {"bonn", "ulm"}
+    written = tmp_path / "p.csv"
+    arguments = ["predict", str(tmp_path / "run"), str(folder / "bonn.xlsx"), "--client", "bonn", "--out", str(written)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert len(pandas.read_csv(written)) == 60
+    unnamed = read(save(tmp_path / "u.xlsx", [[None, "a", "b"], *([i, i, i] for i in range(4))]), None)
+    assert [*unnamed.frame.columns] == ["column 1", "a", "b"]
+
+
+def merge(book: Any) -> None:
+    book.active.merge_cells("A2:A5")
+
+
+def two_sheets(book: Any) -> None:
+    book.create_sheet("old").append(["site"])
+
+
+def formula(book: Any) -> None:
+    book.active["B3"] = "=SUM(B4:B9)"
+
+
+REFUSED: dict[str, tuple[list[list[Any]], Callable[[Any], object], str]] = {
+    "nothing": ([], lambda book: None, "it is empty"),
+    "names alone": ([NAMES], lambda book: None, "no row found"),
+    "two sheets": ([NAMES, *rows()], two_sheets, "sheets 'Sheet' and 'old' have cells, expected one such sheet"),
+    "merged cells": ([NAMES, *rows()], merge, "cells are merged, so all but the first would be empty; unmerge"),
+    "a formula that nobody computed": ([NAMES, *rows()], formula, "formulas without a result found; open the file"),
+    "a title": ([["Patients"], NAMES, *rows()], lambda book: None, "has 1, a row below 5; remove rows above the names"),
+    "one name twice": ([["a", "a"], [1, 2]], lambda book: None, "columns 1 and 2 are all named 'a'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_workbook_cannot_have(tmp_path: Path, case: str) -> None:
+    lines, change, said = REFUSED[case]
+    with pytest.raises(DataError, match=f"t.xlsx.*{said}"):
+        read(save(tmp_path / "t.xlsx", lines, change), None)
+
+
+def test_a_file_that_is_none_and_an_old_one_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.xlsx").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="t.xlsx cannot be read as an Excel workbook"):
+        read(tmp_path / "t.xlsx", None)
+    (tmp_path / "t.xls").touch()
+    with pytest.raises(DataError, match=r"expected a name that ends in .csv, .*.xlsx or .parquet; save a spreadsheet"):
+        read(tmp_path / "t.xls", None)
+
+
+def test_a_far_cell_costs_no_memory_for_the_cells_before_it(tmp_path: Path) -> None:
+    def far(book: Any) -> None:
+        book.active.cell(500_000, 16_000, 1)
+
+    frame = read(save(tmp_path / "t.xlsx", [["a", "b"], [1, 2]], far), None).frame
+    assert frame.shape == (2, 3)
