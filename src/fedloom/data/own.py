@@ -215,7 +215,7 @@ class Federation:
     ) -> Federation:
         """Make a client of each site of a table.
 
-        source      a pandas.DataFrame; a CSV (also .gz, .xz), .xlsx or Parquet file; a folder with one of them for each site
+        source      a pandas.DataFrame; a CSV (also .gz, .xz), .xlsx or Parquet file; a folder with a file for each site
         site        the column of a row's site; without it a folder's files are the sites
         tasks       columns, a task each, or {column: fl.task(...)}, or {task: fl.task(kind="multilabel",
                     columns=[...])}; empty cells are no label
