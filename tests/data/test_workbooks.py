@@ -59,6 +59,8 @@ def test_a_federation_of_workbooks_and_other_files_trains_and_predicts(tmp_path:
     frame = pandas.DataFrame(lines, columns=["age", "grade", "ill"])
     frame.to_csv(folder / "ulm.csv", index=False)
     save(folder / "bonn.xlsx", [["age", "grade", "ill"], *lines])
+    for passing in ("~$bonn.xlsx", "._bonn.xlsx"):  # of Excel while it is open, and of macOS
+        (folder / passing).write_bytes(b"\x05bonn")
     out = CliRunner().invoke(app, ["init", str(folder), "--labels", "ill", "--out", str(tmp_path / "r.yaml")])
     assert out.exit_code == 0, out.output
     result = fl.run(tmp_path / "r.yaml", tmp_path / "run", overrides=["training.rounds=1"])

@@ -82,9 +82,13 @@ class Table:
 
 def is_table(path: Path) -> bool:
     """Return whether a path is a table by its name, or a folder with one."""
-    if path.is_dir():
-        return any(is_table(file) for file in path.iterdir() if file.is_file())
-    return _NAMES.fullmatch(path.name) is not None
+    return bool(_tables_in(path)) if path.is_dir() else _NAMES.fullmatch(path.name) is not None
+
+
+def _tables_in(folder: Path) -> list[Path]:
+    """Return a folder's tables, without hidden files and those that Excel makes while a workbook is open."""
+    files = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith((".", "~$")))
+    return sorted(file for file in files if is_table(file))
 
 
 def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
@@ -136,8 +140,7 @@ def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[
     whose commas cannot be read, with the reason."""
     import pandas
 
-    files = sorted(file for file in path.iterdir() if file.is_file() and is_table(file))
-    if not files:
+    if not (files := _tables_in(path)):
         raise DataError(f"{path}: no table found in the folder, expected a .csv, .xlsx or .parquet file for each site")
     frames, whose = dict[str, pandas.DataFrame](), dict[str, Path]()
     for file in files:
@@ -203,7 +206,7 @@ def _file(path: Path) -> pandas.DataFrame:
             return sheet(path)
     if not is_table(path):
         ends = ".csv, .csv.gz, .csv.xz, .tsv, .xlsx or .parquet"
-        raise DataError(f"{path}: expected a name that ends in {ends}; save a spreadsheet as CSV in UTF-8")
+        raise DataError(f"{path}: expected a name that ends in {ends}; save a spreadsheet as CSV in UTF-8 or as .xlsx")
     size, most = path.stat().st_size, available_memory() / 8
     if path.suffix.lower() in (".gz", ".xz"):  # they may hold a thousand times their size
         size = 0
@@ -228,7 +231,7 @@ def _head(path: Path) -> tuple[list[str], str, int]:
         try:
             first = file.readline()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{error}; save it as CSV in UTF-8") from None
+            raise ValueError(f"{error}; save it as CSV in UTF-8 or as .xlsx") from None
         stated = re.fullmatch(r"sep=(.)\s*", first)  # a line that spreadsheets write
         separator = stated[1] if stated else max(",;\t|", key=re.sub(r'"[^"]*"', "", first).count)
         if not stated:
@@ -262,10 +265,10 @@ def _plain(file: Iterable[str]) -> Iterator[str]:
     try:
         for line in file:
             if "\0" in line:
-                raise ValueError("there is a NUL byte in it; save it as CSV in UTF-8")
+                raise ValueError("there is a NUL byte in it; save it as CSV in UTF-8 or as .xlsx")
             yield line
     except UnicodeDecodeError as error:
-        raise ValueError(f"{error}; save it as CSV in UTF-8") from None
+        raise ValueError(f"{error}; save it as CSV in UTF-8 or as .xlsx") from None
 
 
 def _year_first(date: re.Match[str]) -> str:

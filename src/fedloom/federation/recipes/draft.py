@@ -70,7 +70,7 @@ def look(path: Path) -> Found:
         return _folder(path)
     if path.suffix != ".npz" and not path.is_dir():
         kinds = "a folder of images, a .npz file or a table (.csv, .gz, .xz, .xlsx, .parquet)"
-        raise DataError(f"{path}: expected {kinds}; save a spreadsheet as CSV in UTF-8")
+        raise DataError(f"{path}: expected {kinds}; save a spreadsheet as CSV in UTF-8 or as .xlsx")
     arrays, others = {}, {}
     with Store(path.expanduser()) as store:
         for key in store.keys:
