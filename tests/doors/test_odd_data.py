@@ -140,11 +140,68 @@ def test_series_and_features_of_whole_numbers_become_real_ones() -> None:
     assert rows.dataset.train.images.dtype == torch.int64
 
 
-def test_an_input_of_another_shape_names_its_client() -> None:
-    rows = [(x if i != 3 else x[:2], y) for i, (x, y) in enumerate(zip(X, Y, strict=True))]
-    fed = fl.Federation({"ann": fl.Client((X, Y)), "bob": fl.Client(rows, val=0)}, TASKS)
-    with pytest.raises(DataError, match=r"client 'bob', train, example 3: an input of shape \(2,\) found, expected"):
+def test_an_input_of_another_shape_or_type_names_its_client_before_anything_is_trained() -> None:
+    pairs = list(zip(X, Y, strict=True))
+    short = [(x if i != 3 else x[:2], y) for i, (x, y) in enumerate(pairs)]
+    said = (
+        r"client 'bob', train, example 3: an input of shape \(2,\) found, expected \(3,\) as the first .*; pad or cut"
+    )
+    with pytest.raises(DataError, match=said):
+        fl.Federation({"ann": fl.Client((X, Y)), "bob": fl.Client(short, val=0)}, TASKS)
+    whole = [(x if i != 3 else x.long(), y) for i, (x, y) in enumerate(pairs)]
+    with pytest.raises(DataError, match=r"client 'ann', train, example 3: an input of torch.int64 found, .*float32"):
+        federation(whole)
+
+
+class Growing(list[Any]):
+    """A data set whose inputs are shorter when they are read again."""
+
+    times = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.times += 1
+        x, y = super().__getitem__(place)
+        return x[: 3 if self.times <= len(self) else 2], y
+
+
+def test_an_input_whose_shape_changes_names_its_client() -> None:
+    fed = federation(Growing(zip(X, Y, strict=True)))
+    with pytest.raises(DataError, match=r"client 'ann', train, example 0: an input of shape \(2,\) found, expected"):
         fed.dataset.train.batch(torch.arange(48), torch.device("cpu"))
+
+
+def test_masked_values_are_no_inputs_and_no_labels() -> None:
+    masked = np.ma.masked_array(X.numpy(), X.numpy() > 1)
+    with pytest.raises(DataError, match=r"client 'ann', train: \d+ masked values found, .* x.filled\(...\) fills"):
+        federation((masked, Y))
+    with pytest.raises(DataError, match=r"client 'ann', train, example \d+: \d masked values found"):
+        federation(list(zip(masked, Y, strict=True)))
+    gone = np.arange(24) % 3 == 0
+    for dtype in (np.uint8, np.int64):
+        labels = np.ma.masked_array(Y.numpy().astype(dtype), gone)
+        for train in ((X, labels), list(zip(X, labels, strict=True))):
+            column = federation(train).dataset.train.labels["ill"][:24]
+            assert torch.equal(column, torch.where(torch.from_numpy(gone), -1, Y))
+            known = fl.Federation({"ann": fl.Client(train)}, {"ill": fl.task()}).dataset.train.labels["ill"]
+            assert torch.equal(known.isnan(), torch.from_numpy(gone))
+    assert torch.equal(federation((np.ma.masked_array(X.numpy()), Y)).dataset.train.images[:24], X)
+
+
+def test_arrays_of_another_byte_order_and_columns_of_arrays() -> None:
+    big = federation((X.numpy().astype(">f8"), Y.numpy().astype(">i2"))).dataset.train
+    column = federation((pd.Series([*X.numpy()]), Y)).dataset.train
+    for train in (big, column):
+        torch.testing.assert_close(train.images[:24], X)
+        assert torch.equal(train.labels["ill"][:24], Y)
+
+
+def test_what_is_no_number_is_named_by_its_type() -> None:
+    with pytest.raises(DataError, match="client 'ann', train: an array of <U3 found, expected a tensor"):
+        federation((np.array([f"s{place}" for place in range(10, 34)]), Y))
+    with pytest.raises(DataError, match=r"client 'ann', train, task 'ill': labels such as no found, expected numbers"):
+        federation((X, pd.Series(["no", "yes"] * 12, index=range(50, 74))))
+    with pytest.raises(DataError, match=r"a tensor of layout torch.sparse_coo found, expected a dense one"):
+        federation((X.to_sparse(), Y))
 
 
 def test_examples_of_one_group_are_set_apart_together() -> None:
@@ -255,6 +312,20 @@ def test_tokens_of_different_lengths_are_filled_up() -> None:
         fl.Federation({"ann": fl.Client((zeros, Y))}, TASKS)
     signal = Signal(kind="tokens", padding=9, vocabulary=10)
     assert 9 in fl.Federation({"ann": fl.Client((zeros, Y))}, TASKS, signal=signal).dataset.train.images
+
+
+@pytest.mark.parametrize("form", [np.array, torch.tensor, lambda row: [*np.array(row)]])
+def test_arrays_of_tokens_of_different_lengths_are_filled_up(form: Any) -> None:
+    (as_lists, as_others, column) = (
+        fl.Federation({"ann": fl.Client((x, Y))}, TASKS).dataset
+        for x in (TOKENS, [form(row) for row in TOKENS], pd.Series([form(row) for row in TOKENS]))
+    )
+    for dataset in (as_others, column):
+        assert torch.equal(dataset.train.images, as_lists.train.images)
+        assert dataset.signal == as_lists.signal
+    sounds = [np.array([-1, 3, *row], np.int16) for row in TOKENS]
+    with pytest.raises(DataError, match=r"inputs of different shapes found \(4 and 6\); only lists of tokens"):
+        federation((sounds, Y))
 
 
 def test_lists_mappings_and_pandas() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,12 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
         x, y = keys.chosen(data, tasks, where)
     elif not (isinstance(x, Tensor | np.ndarray | list) or hasattr(x, "to_numpy")):
         return _items(data, tasks, where, keys)
-    is_ragged = isinstance(x, list) and all(isinstance(row, list | tuple) for row in x) and len(set(map(len, x))) > 1
-    if is_ragged and keys.is_measured:
-        raise _uneven(x, where)
-    inputs = keys.turned(_padded(x, keys.padding, where) if is_ragged else as_input(x, where), where, 3)
+    if getattr(x, "dtype", None) == object and x.ndim == 1:  # a column of lists or arrays
+        x = [*x]
+    ragged = _ragged(x)
+    if ragged and keys.is_measured:
+        raise _uneven(ragged, where)
+    inputs = keys.turned(_padded(ragged, keys.padding, where) if ragged else as_input(x, where), where, 3)
     if inputs.ndim < 2 or not len(inputs):
         raise unfit(where, f"inputs of shape {tuple(inputs.shape)}", "N x ... with N above 0")
     finite(inputs, where)
@@ -119,7 +122,22 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
         labels[name] = _column(numbers, task, inputs.shape, where, keys.ignored.get(name), files.get(name, ()))
     _some(labels, by_task, where)
     is_stored = is_folder and inputs.is_floating_point()
-    return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, is_ragged, is_stored)
+    return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype, bool(ragged), is_stored)
+
+
+def _ragged(x: Any) -> list[Any]:
+    """Return inputs as lists if they are lists, or vectors of tokens, of different lengths; [] of others."""
+    rows = [row.tolist() if _is_tokens(row) else row for row in x] if isinstance(x, list) else []
+    is_ragged = all(isinstance(row, list | tuple) for row in rows) and len(set(map(len, rows))) > 1
+    return rows if is_ragged else []
+
+
+def _is_tokens(row: Any) -> bool:
+    """Return whether an input is a vector of tokens: a recording of whole numbers has some below 0."""
+    if not isinstance(row, Tensor | np.ndarray) or row.ndim != 1:
+        return False
+    whole = "int" in str(row.dtype) and not str(row.dtype).endswith("uint8")
+    return whole and not bool((row < 0).any())
 
 
 def _uneven(rows: Sequence[Any], where: str) -> DataError:
@@ -135,7 +153,7 @@ def _uneven(rows: Sequence[Any], where: str) -> DataError:
 
 def _padded(rows: Any, padding: int | None, where: str) -> Tensor:
     """Return lists of tokens as one tensor, the shorter ones filled up at the end."""
-    if not all(isinstance(token, int) for row in rows for token in row):
+    if not all(isinstance(token, Integral) for row in rows for token in row):
         raise _uneven(rows, where)
     if padding is None and any(0 in row for row in rows):
         raise DataError(
@@ -178,10 +196,18 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         x, y = _pair(item, tasks, about, keys)
         x = keys.turned(as_input(x, about), about)
         first = x if first is None else first
+        if x.shape != first.shape:
+            advice = "pad or cut inputs to one length, or give tokens as (lists, labels), which are padded"
+            raise unfit(
+                about, f"an input of shape {(*x.shape,)}", f"{(*first.shape,)} as the first example has; {advice}"
+            )
+        if x.dtype != first.dtype:
+            raise unfit(about, f"an input of {x.dtype}", f"{first.dtype} as the first example has")
         finite(x[None], about)
         seen |= dict.fromkeys(y)
         for name in tasks:
-            values[name].append(None if (value := y.get(name)) is None else np.asarray(value))
+            is_absent = (value := y.get(name)) is None or value is np.ma.masked
+            values[name].append(None if is_absent else np.asarray(value))
     assert first is not None
     _some(values, seen, where if seen or keys.labels is None else f"{where}, labels={dict(keys.labels)}")
     labels = {}
@@ -221,17 +247,27 @@ def _by_task(labels: Any, tasks: Mapping[str, Task], where: str) -> Mapping[str,
 
 
 def _numbers(labels: Any, task: Task, where: str) -> Tensor | None:
-    """Return labels as a tensor; None in a list is no label, and there is no tensor if that is all it has."""
+    """Return labels as a tensor; None in a list, and what is masked in an array, is no label. There is no tensor if
+    that is all that a list has."""
+    # Not 255 for classes: beside 0 alone it would look like a mask in black and white.
+    absent = -1 if task.kind in CLASSES else _absent(task)
     if isinstance(labels, list) and any(label is None for label in labels):
         if (some := next((label for label in labels if label is not None), None)) is None:
             return None
-        # Not 255 for classes: beside 0 alone it would look like a mask in black and white.
-        blank = np.full(np.shape(some), -1 if task.kind in CLASSES else _absent(task))
+        blank = np.full(np.shape(some), absent)
         labels = [blank if label is None else label for label in labels]
+    if isinstance(labels, np.ma.MaskedArray):
+        labels = labels.astype(np.result_type(labels.dtype, np.int8 if absent == -1 else type(absent))).filled(absent)
     try:
-        return labels if isinstance(labels, Tensor) else torch.as_tensor(np.array(labels))
+        return labels if isinstance(labels, Tensor) else _tensor(labels)
     except (TypeError, ValueError):
-        raise unfit(f"{where}, task {task.name!r}", f"labels such as {labels[0]!s}", "numbers") from None
+        raise unfit(f"{where}, task {task.name!r}", f"labels such as {next(iter(labels))!s}", "numbers") from None
+
+
+def _tensor(values: Any) -> Tensor:
+    """Return numbers as a tensor. Raises TypeError or ValueError for anything else."""
+    array = np.array(values)
+    return torch.as_tensor(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
 
 
 def _some(labels: Mapping[str, Any], there: Iterable[str], where: str) -> None:
@@ -360,11 +396,17 @@ def as_input(x: Any, where: str) -> Tensor:
         x = image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
     try:
         x = x.to_numpy() if hasattr(x, "to_numpy") else x
-        tensor = x if isinstance(x, Tensor) else torch.as_tensor(np.array(x))
+        tensor = x if isinstance(x, Tensor) else _tensor(x)
     except (TypeError, ValueError):
         if isinstance(x, list) and x and all(hasattr(row, "__len__") and not isinstance(row, str) for row in x):
             raise _uneven(x, where) from None
-        raise unfit(where, f"an input of type {type(x).__name__}", "a tensor, an array or numbers") from None
+        found = f"an array of {x.dtype}" if hasattr(x, "dtype") else f"an input of type {type(x).__name__}"
+        raise unfit(where, found, "a tensor, an array or numbers") from None
+    if np.ma.is_masked(x):
+        advice = "x.filled(...) fills them in, or leave the examples out"
+        raise DataError(f"{where}: {np.ma.count_masked(x)} masked values found, expected none: {advice}")
+    if tensor.layout != torch.strided:
+        raise unfit(where, f"a tensor of layout {tensor.layout}", "a dense one, as to_dense() returns")
     if tensor.is_complex():
         raise unfit(where, f"inputs of {tensor.dtype}", "real or whole numbers")
     whole = tensor if tensor.dtype == torch.uint8 else tensor.long()
