@@ -218,6 +218,60 @@ def test_roles_are_guessed_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert not capsys.readouterr().err
 
 
+class TwoHeads(nn.Module):
+    """Two tasks with one weight for both heads, and a third head whose weight the body uses too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 6)
+        self.heads = nn.ModuleDict({task: nn.Linear(6, 3) for task in ("sort", "also")} | {"back": nn.Linear(6, 6)})
+        self.heads["also"].weight = self.heads["sort"].weight
+        self.heads["back"].weight = self.body.weight
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {task: head(self.body(x))[:, :3] for task, head in self.heads.items()}
+
+
+def test_a_weight_that_heads_share_is_trained_where_any_of_them_is(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = {name: fl.task(classes=3) for name in ("sort", "also", "back")}
+    clients = {"ann": fl.Client((X[:30], {"sort": Y[:30]})), "bob": fl.Client((X[30:], {"also": Y[30:]}))}
+    clients["eve"] = fl.Client((X[:30], {"back": Y[:30]}))
+    net = TwoHeads()
+    result = fl.run(fl.Federation(clients, tasks), model=net, method="local", **SHORT)
+    for who in ("ann", "bob"):
+        trained = result.model(who)
+        assert trained.heads["also"].weight is trained.heads["sort"].weight
+        assert not torch.equal(trained.heads["also"].weight, net.heads["also"].weight)
+    assert "encoder: body.weight, body.bias" in (said := capsys.readouterr().err)
+    assert "\n  head: heads.sort.weight\n" in said
+    assert "head of also: heads.also.bias" in said
+    own = fl.model(nn.Linear(6, 6), heads={"sort": (head := nn.Linear(6, 3)), "also": head, "back": nn.Linear(6, 3)})
+    with pytest.raises(RecipeError, match="the head of 'sort' and the head of 'also' share parameters"):
+        fl.run(fl.Federation(clients, tasks), model=own, **SHORT)
+
+
+@pytest.mark.parametrize(("kind", "outputs"), [("classification", 3), ("regression", 1)])
+def test_an_output_per_step_is_refused(kind: Any, outputs: int) -> None:
+    steps = X[:, None].expand(-1, 8, -1)
+    fed = fl.Federation(
+        {"ann": fl.Client((steps, Y.float() if outputs == 1 else Y))},
+        {"sort": fl.task(kind=kind, classes=3 if outputs == 3 else None)},
+    )
+    net = nn.Sequential(nn.Conv1d(8, outputs, 1))
+    with pytest.raises(RecipeError, match=rf"gives shape \(1, {outputs}, 6\) for one example of task 'sort'"):
+        fl.run(fed, model=net, **SHORT)
+
+
+def test_layers_that_take_their_shape_from_the_first_input(tmp_path: Path) -> None:
+    def net() -> Any:
+        return fl.model(nn.Sequential(nn.LazyLinear(8), nn.ReLU()), heads="linear")
+
+    whole = fl.run(federation(), model=net(), **SHORT)
+    fl.run(federation(), model=net(), folder=tmp_path / "run", **{**SHORT, "rounds": 1})
+    resumed = fl.resume(tmp_path / "run", federation=federation(), model=net(), rounds=2)
+    assert whole.run.rows() == resumed.run.rows()
+
+
 def test_a_result_gives_tables_a_page_and_the_users_module() -> None:
     net = nn.Linear(6, 3)
     result = fl.run(federation(), model=net, method=fl.methods.fedavg(), **SHORT)

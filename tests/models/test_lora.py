@@ -104,6 +104,58 @@ def test_a_layer_is_w_plus_alpha_over_rank_b_a(alpha, scale):
     torch.testing.assert_close(layer(x), expected)
 
 
+@pytest.mark.parametrize("target", ["linear1", "linear2"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_torchs_transformer_layers_use_factors_in_evaluation(target, stacked):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    encoder = nn.Sequential(nn.TransformerEncoder(layer, 2) if stacked else layer).eval()
+    x = torch.randn(3, 5, 8)
+    before = encoder(x).detach()
+    add_lora(encoder, Lora(rank=2, targets=[target]))
+    torch.testing.assert_close(encoder(x), before)
+    for adapted in adapted_layers(encoder):
+        nn.init.normal_(factors(adapted)[1])
+    with torch.inference_mode():
+        after = encoder(x)
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, encoder.train()(x))
+
+
+def test_a_layer_that_attention_passes_by_is_no_target():
+    encoder = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
+    with pytest.raises(RecipeError, match=r"'0\.self_attn\.out_proj' is part of a torch\.nn\.MultiheadAttention"):
+        add_lora(encoder, Lora(rank=2, targets=["linear1", "out_proj"]))
+
+
+class Tied(nn.Module):
+    """An embedding of words whose weight is that of the last layer too, or not, and a layer that is used twice."""
+
+    def __init__(self, tied: bool):
+        super().__init__()
+        self.embed, self.layer, self.out = nn.Embedding(5, 4), nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 5)
+        self.again = self.layer
+        if tied:
+            self.out.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.out(self.again(self.layer(self.embed(x)).relu())).mean(1)
+
+
+@pytest.mark.parametrize("method", [{"name": "fedex-lora"}, {"name": "fedavg", "add": {"flora": {}}}])
+def test_factors_are_not_merged_into_a_tied_weight(method):
+    x, y = torch.randint(5, (24, 3)), torch.arange(24) % 2
+    fed = fedloom.Federation({"ann": fedloom.Client((x, y))}, {"odd": fedloom.task(classes=2)})
+
+    def run(tied: bool, target: str, method=method):
+        net = {"name": fedloom.model(Tied(tied), heads="linear"), "lora": {"rank": 2, "targets": [target]}}
+        return fedloom.run(fed, model=net, method=method, rounds=1)
+
+    with pytest.raises(RecipeError, match=r"'encoder.net.out' shares its weight with another layer .*embed.weight"):
+        run(True, "out")
+    for tied, target, each in ((False, "out", method), (True, "layer.0", method), (True, "out", "fedavg")):
+        assert run(tied, target, each).status == "finished"
+
+
 def test_roles_of_adapters_and_what_is_in_the_layout():
     adapted = model(Lora(rank=4))
     layout = Layout.from_module(adapted)

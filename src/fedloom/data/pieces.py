@@ -104,7 +104,7 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
         x, y = keys.chosen(data, tasks, where)
     elif not (isinstance(x, Tensor | np.ndarray | list) or hasattr(x, "to_numpy")):
         return _items(data, tasks, where, keys)
-    if getattr(x, "dtype", None) == object and x.ndim == 1:  # a column of lists or arrays
+    if getattr(x, "dtype", None) == np.dtype(object) and x.ndim == 1:  # a column of lists or arrays
         x = [*x]
     ragged = _ragged(x)
     if ragged and keys.is_measured:
@@ -257,7 +257,8 @@ def _numbers(labels: Any, task: Task, where: str) -> Tensor | None:
         blank = np.full(np.shape(some), absent)
         labels = [blank if label is None else label for label in labels]
     if isinstance(labels, np.ma.MaskedArray):
-        labels = labels.astype(np.result_type(labels.dtype, np.int8 if absent == -1 else type(absent))).filled(absent)
+        dtype = np.result_type(labels.dtype, np.int8 if absent == -1 else type(absent))
+        labels = np.ma.filled(labels.astype(dtype), absent)
     try:
         return labels if isinstance(labels, Tensor) else _tensor(labels)
     except (TypeError, ValueError):

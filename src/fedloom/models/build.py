@@ -24,6 +24,7 @@ from fedloom.models.encoders import ENCODERS
 from fedloom.models.multitask import MultiTask, Picked, Plain
 from fedloom.models.nets import Encoder, load_weights
 from fedloom.models.signal import Lora, Signal, blank
+from fedloom.models.tasks.labels import Linear
 from fedloom.models.tasks.task import Task
 
 
@@ -158,6 +159,7 @@ def as_multitask(model: Any, tasks: Sequence[Task], example: Tensor) -> MultiTas
         expected = f"is an encoder, expected features B x F, found {_shown(answer)} for one example"
         raise RecipeError(f"model: with heads, {type(module).__name__} {expected}")
     heads = {task.name: task.head(answer.shape[1]) for task in tasks} if isinstance(own.heads, str) else own.heads
+    _apart({"the encoder": own.module, **{f"the head of {name!r}": head for name, head in heads.items()}})
     for task in tasks:
         if task.name not in heads:
             raise RecipeError(f"model, heads: no head for task {task.name!r}.{choices('Found', task.name, heads)}")
@@ -165,6 +167,18 @@ def as_multitask(model: Any, tasks: Sequence[Task], example: Tensor) -> MultiTas
         _fits(f"the head of {task.name!r}", head, [task])
     encoder = Plain(module, tokens, answer.shape[1])
     return MultiTask(encoder, tasks, {task.name: copy.deepcopy(heads[task.name]) for task in tasks})
+
+
+def _apart(parts: Mapping[str, nn.Module]) -> None:
+    """Refuse parts that share a parameter: each is copied by itself, so the copies would be trained apart."""
+    whose: dict[nn.Parameter, str] = {}
+    for what, part in parts.items():
+        for parameter in part.parameters():
+            if (other := whose.setdefault(parameter, what)) != what:
+                advice = "give one module without heads=, from inputs to {task: outputs}"
+                raise RecipeError(
+                    f"model, heads: {other} and {what} share parameters, expected parts without; {advice}"
+                )
 
 
 def _shown(answer: Any) -> str:
@@ -197,16 +211,20 @@ def _fits(what: str, answer: Any, tasks: Sequence[Task]) -> None:
             found = ", ".join(map(str, answer))
             raise RecipeError(f"model: {what} gives no outputs of task {task.name!r}. Found: {found}")
         mine = answer if isinstance(answer, Tensor) else answer[task.name]
-        if not isinstance(mine, Tensor) or mine.ndim < 2 or mine.shape[:2] != (1, task.channels):
+        axes = None if isinstance(task.known, Linear) else 2  # maps have more
+        if not isinstance(mine, Tensor) or mine.ndim < 2 or mine.shape[:axes] != (1, task.channels):
             of = f"for one example of task {task.name!r}, expected 1 x {task.channels}"
             raise RecipeError(f"model: {what} gives {_shown(mine)} {of}")
 
 
 def _roles(module: nn.Module, roles: Roles | None, tasks: Sequence[Task]) -> dict[str, Any]:
     """Return parameter name -> its role, or (role, task); guessed ones are printed."""
-    names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    names: dict[int, list[str]] = {}  # a tied parameter has several
+    for name, each in (*module.named_parameters(remove_duplicate=False), *module.named_buffers()):
+        names.setdefault(id(each), []).append(name)
     if roles is None:
-        rules: dict[str, Any] = {name: _guess(name, [t.name for t in tasks]) for name in names}
+        known_tasks = [t.name for t in tasks]
+        rules = {every[0]: _common([_guess(name, known_tasks) for name in every]) for every in names.values()}
         by_role: dict[Any, list[str]] = {}
         for name, _ in module.named_parameters():
             by_role.setdefault(rules[name], []).append(name)
@@ -214,7 +232,7 @@ def _roles(module: nn.Module, roles: Roles | None, tasks: Sequence[Task]) -> dic
         lines = [f"  {role}: {', '.join(each)}" for role, each in called.items()]
         _tell("\n".join(["roles guessed from names (fl.model(net, roles=...) sets them):", *lines]))
     else:
-        rules = {name: rule_of(roles, name) for name in names}
+        rules = {every[0]: _common([rule_of(roles, name) for name in every]) for every in names.values()}
     known, result = {t.name for t in tasks}, {}
     for name, rule in rules.items():
         if rule is None:
@@ -225,6 +243,15 @@ def _roles(module: nn.Module, roles: Roles | None, tasks: Sequence[Task]) -> dic
             raise RecipeError(f"model, roles: {(rule if task else role)!r} found for {name!r}, expected {one_of}")
         result[f"encoder.net.{name}"] = role if task is None else (role, task)
     return result
+
+
+def _common(rules: Sequence[Any]) -> Any:
+    """Return the role of a parameter that has these by its names: parts that share it have none of it alone."""
+    first, *others = [rule for rule in rules if rule is not None] or [None]
+    if all(other == first for other in others):
+        return first
+    roles = {rule[0] if isinstance(rule, tuple) else rule for rule in (first, *others)}
+    return roles.pop() if len(roles) == 1 else "encoder"
 
 
 @cache

@@ -87,7 +87,7 @@ def add_lora(encoder: nn.Module, lora: Lora) -> None:
 
     W x becomes W x + (alpha / rank) B A x. A is drawn from torch's global generator (Kaiming uniform, a = sqrt 5, like
     nn.Linear), B is 0. Their names are the layer's and lora_A.default.weight or lora_B.default.weight; W is then called
-    base_layer.weight. Raises RecipeError for a target that names no linear layer.
+    base_layer.weight. Raises RecipeError for a target that names no linear layer, or one that is passed by.
     """
     linear = [name for name, module in encoder.named_modules() if isinstance(module, nn.Linear)]
     chosen = set()
@@ -99,6 +99,17 @@ def add_lora(encoder: nn.Module, lora: Lora) -> None:
             names = f"{target!r} names no linear layer of the encoder"
             raise RecipeError(f"model.lora.targets: {names}; its linear layers: {known}")
         chosen |= matches
+    for name, module in encoder.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and (layer := f"{name}.out_proj".removeprefix(".")) in chosen:
+            why = "is part of a torch.nn.MultiheadAttention, which reads its weight and would pass factors by"
+            raise RecipeError(f"model.lora.targets: {layer!r} {why}; choose other layers")
+        if not any(f".{layer}".startswith(f".{name}".rstrip(".") + ".") for layer in chosen):
+            continue
+        # In evaluation these read the weights of their layers in one kernel, which would pass factors by.
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
     peft = need("peft", "methods")
     alpha = lora.rank if lora.alpha is None else lora.alpha
     config = peft.LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=sorted(chosen))
@@ -113,6 +124,9 @@ def adapted_layers(module: nn.Module) -> list[Any]:
 def factors(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
     """Return A (rank x inputs) and B (outputs x rank) of such a layer."""
     return layer.lora_A["default"].weight, layer.lora_B["default"].weight
+
+
+_BASE = ".base_layer.weight"
 
 
 class ModelChange(Protocol):
@@ -151,8 +165,17 @@ class FreeAdaptedWeights(Factors):
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         super().__call__(model, shape)
+        seen: set[nn.Parameter] = set()
+        names = [*model.named_parameters(remove_duplicate=False)]
         for layer in adapted_layers(model.encoder):
-            layer.base_layer.weight.requires_grad_(True)
+            weight = layer.base_layer.weight
+            own, *others = sorted((n for n, p in names if p is weight), key=lambda n: not n.endswith(_BASE))
+            if weight in seen or any(not other.endswith(_BASE) for other in others):
+                tied = f"{own.removesuffix(_BASE)!r} shares its weight with another layer"
+                why = f"{tied} ({others[-1]}), which merged factors would change, too"
+                raise RecipeError(f"model.lora.targets: {why}; choose other layers, or a method that merges none")
+            seen.add(weight)
+            weight.requires_grad_(True)
 
 
 def changed(model: MultiTask, changes: Sequence[ModelChange], shape: tuple[int, ...], seed: int) -> MultiTask:

@@ -50,7 +50,9 @@ def described(thing: Any) -> str:
         return f"{dataset.name}, {len(dataset.train)} examples, {digest.hexdigest()[:8]}"
     module = getattr(thing, "module", thing)
     if hasattr(module, "state_dict") and not isinstance(module, type):
-        shapes = repr([(name, tuple(t.shape)) for name, t in module.state_dict().items()])
+        # Layers such as nn.LazyLinear have no shape before the first input.
+        tensors = module.state_dict().items()
+        shapes = repr([(name, None if hasattr(t, "materialize") else tuple(t.shape)) for name, t in tensors])
         return f"{type(module).__name__}, {hashlib.sha256(shapes.encode()).hexdigest()[:8]}"
     return str(getattr(thing, "__qualname__", type(thing).__qualname__))
 
