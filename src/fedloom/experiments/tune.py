@@ -12,7 +12,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -200,7 +200,9 @@ def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str,
         if registry.problem(name):
             continue
         held = section if where == "method" else section["add"][name]
-        rule = server_rule(of({})) if where == "method" else None
+        rule: ServerRule | None = None
+        with suppress(RecipeError):  # the library may refuse the method
+            rule = build_method(of({}).method).server if where == "method" else None
         for field, info in registry[name].params.model_fields.items():
             if info.json_schema_extra == FIXED:
                 continue
@@ -212,14 +214,6 @@ def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str,
     first = {name: value for name, value in list(numbers.items())[:NUMBERS] if value_at(stated, name) is None}
     still = section["name"] == "constant"
     return Search(None if still else plain["training"]["optimizer"].get("lr"), first, 1 if still else trials, is_valid)
-
-
-def server_rule(recipe: Recipe) -> ServerRule | None:
-    """Return what the recipe's server does with the result of a round; None if the library refuses the method."""
-    try:
-        return build_method(recipe.method).server
-    except RecipeError:
-        return None
 
 
 @dataclass(frozen=True)

@@ -77,16 +77,12 @@ class Panels:
         asked = [*(["average"] if grid.show == "domains" else []), *(t for t in tasks or () if t in ALSO)]
         wider = grid.model_copy(update={"also": tuple(dict.fromkeys([*asked, *grid.also]))})
         self.grid, self.results = grid, results
-        self.values = {where: result.values for where, result in results.items()}
         self.columns = {data: columns_of(wider, data, results) for data in grid.data}
-        names = [
-            (c.task or c.metric) for columns in self.columns.values() for c in columns if c.task or c.metric in overall
-        ]
-        _refuse_absent(tasks, names)
+        drawn = {data: [c for c in of if c.task or c.metric in overall] for data, of in self.columns.items()}
+        _refuse_absent(tasks, [c.task or c.metric for columns in drawn.values() for c in columns])
         self.panels: list[tuple[str, Column]] = []
-        for data, columns in self.columns.items():
-            drawn = [c for c in columns if c.task or c.metric in overall]
-            chosen = [c for c in drawn if tasks is None or (c.task or c.metric) in tasks or c.metric == "delta_m"]
+        for data, columns in drawn.items():
+            chosen = [c for c in columns if tasks is None or (c.task or c.metric) in tasks or c.metric == "delta_m"]
             self.panels += [(data, c) for c in sorted(chosen, key=lambda c: (c.metric != "delta_m", bool(c.task)))]
 
     def __iter__(self) -> Iterator[tuple[str, Column, str]]:
@@ -97,17 +93,17 @@ class Panels:
     def estimate(self, where: Combination, column: Column) -> Estimate | None:
         """Return a cell's number in a column; the reference of Delta is at 0."""
         data, base, addon = where
-        values = self.values[where]
+        result = self.results[where]
         if column.metric != "delta_m":
-            return estimate(column, self.columns[data], self.results[where].runs, values)
+            return estimate(column, self.columns[data], result.runs, result.values)
         reference = self.grid.reference(base)
-        other = self.values.get((data, *reference)) if reference else None
+        other = self.results.get((data, *reference)) if reference else None
         if other is None:
             return None
         if reference == (base, addon):
-            return Estimate(0.0, math.nan, len(values))
+            return Estimate(0.0, math.nan, len(result.values))
         directions = {c.task: c.direction for c in self.columns[data] if c.task}
-        return change(values, other, directions, self.results[where].ratio)
+        return change(result.values, other.values, directions, result.ratio)
 
     def finished(self, drawn: Sequence[Chart], about: str) -> Chart:
         """Put all panels on one sheet, each data set in rows of its own where that fits."""

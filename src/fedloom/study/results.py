@@ -231,10 +231,8 @@ def of_grid(grid: Grid, folder: Path, split: str = "test", known: Mapping[Cell, 
     notes += ["The grid's key family named these comparisons before it ran."] if grid.family else []
     vague = "on no task better than the constant prediction, so its mean and its interval say little"
     notes += [f"{of}: {vague}." for of in idle]
-    by_domain = grid.show == "domains"
-    title = grid.title or grid.name
-    more = tuple(notes), tuple(about_delta), tuple(missing)
-    return Results(title, split, sides, columns, pairs, *more, by_domain, grid.smallest)
+    more = tuple(notes), tuple(about_delta), tuple(missing), grid.show == "domains", grid.smallest
+    return Results(grid.title or grid.name, split, sides, columns, pairs, *more)
 
 
 def same_data(one: Run, other: Run) -> bool:

@@ -87,10 +87,10 @@ class Flower(Engine):
         folder.audit.note("policy", recipe=nodes.hash, privacy=private, keys=nodes.listed)
         nodes.audited(folder.audit)
         nodes.keep(folder.path / _KEYS)
-        self.at = AtNodes(
-            built, nodes, _run_id(folder.path), built.recipe.runtime.flower.deadline if self.in_time else 1e9
-        )
-        self._wait(built)
+        config, clients = built.recipe.runtime.flower, built.federation.clients
+        self.at = AtNodes(built, nodes, _run_id(folder.path), config.deadline if self.in_time else 1e9)
+        expected = min(config.nodes or len(clients), len(clients))
+        self._begin(nodes, nodes.wait(expected, config.wait, clients), expected, config, clients)
         if self.without:
             folder.later({"event": _WITHOUT, **self.without})
         yield self.at, self.at.advance
@@ -104,11 +104,6 @@ class Flower(Engine):
         }
         grid = LocalGrid(client_app(built.recipe, built=built), configs)
         return ClientManager(grid, recipe_hash(built.recipe), built.recipe.runtime.flower, folder.path / _KEYS)
-
-    def _wait(self, built: Built) -> None:
-        config, clients = built.recipe.runtime.flower, built.federation.clients
-        expected = min(config.nodes or len(clients), len(clients))
-        self._begin(self.at.nodes, self.at.nodes.wait(expected, config.wait, clients), expected, config, clients)
 
     def _begin(
         self,

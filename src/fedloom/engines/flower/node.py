@@ -120,7 +120,7 @@ class Node:
         terms, recipe = self.config.terms, self.bench.recipe
         if terms is not None:
             self.audit.note("policy", recipe=recipe_hash(recipe), terms=terms.model_dump(mode="json"))
-            terms.agree(recipe.method, recipe.privacy, recipe.training.rounds)
+            terms.agree(recipe)
         if self.config.data is not None and recipe.data.name != "nodes":
             raise RefusedError(
                 f"client {self.client!r} has data of its own, and the recipe has data: {recipe.data.name}, "
@@ -272,8 +272,7 @@ class Node:
         received.read_round(self.bench.recipe.training.rounds, head)
         self.run_folder(str(head.get("run")))
         if self.config.terms is not None:
-            recipe = self.bench.recipe
-            self.config.terms.agree(recipe.method, recipe.privacy, recipe.training.rounds)
+            self.config.terms.agree(self.bench.recipe)
         built, worker = self.bench.at(self.config, str(head.get("tasks")), str(head.get("table", "")))
         expect(head, **identity(built))
         early = built.recipe.early_stopping is not None

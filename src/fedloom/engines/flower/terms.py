@@ -23,7 +23,7 @@ from fedloom.core.untrusted import shown
 from fedloom.engines.flower.wire import RefusedError
 from fedloom.federation.recipes.loader import changed, dump, names, read, resolved
 from fedloom.federation.recipes.runtime import Privacy
-from fedloom.federation.recipes.schema import MethodSection, PeersSection, Recipe
+from fedloom.federation.recipes.schema import PeersSection, Recipe
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.refusals import judged_on_data
 from fedloom.methods.method import Method
@@ -178,8 +178,9 @@ class SitePolicy(Section):
             admit(offer.names, Origin.TYPED, "this site's terms")
 
     @_refusing
-    def agree(self, method: MethodSection, section: Privacy | None, rounds: int) -> Iterator[str]:
-        """Raise RefusedError where a recipe with these sections does not fulfil the terms."""
+    def agree(self, recipe: Recipe) -> Iterator[str]:
+        """Raise RefusedError where a recipe does not fulfil the terms."""
+        method, section, rounds = recipe.method, recipe.privacy, recipe.training.rounds
         named = ("made in Python" if method.is_held or method.python else method.name, *method.add)
         for name in named if self.methods is not None else ():
             if name not in (self.methods or ()):
@@ -205,7 +206,7 @@ class SitePolicy(Section):
     @_refusing
     def agree_to(self, built: Built, clients: Any, answered: int = 0) -> Iterator[str]:
         """Raise RefusedError where the run does not fulfil the terms, after so many trainings for it."""
-        self.agree(built.recipe.method, built.recipe.privacy, built.recipe.training.rounds)
+        self.agree(built.recipe)
         method, layout = built.method, built.layout
         if self.leaves is not None:
             names = [*method.shared_part(layout).names]

@@ -204,14 +204,9 @@ def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | N
     raise UserError(f"{run}: the run has no global model; choose a client with --client ({', '.join(owners)})")
 
 
-def _predicting(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a model with which it predicts: without its predictions on a public set (FedMD)."""
-    return {name: tensor for name, tensor in state.items() if not name.startswith("public_outputs.")}
-
-
 def of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]:
-    """Return the tensors of a model without those of other tasks."""
-    state = _predicting(state)
+    """Return the tensors with which a model predicts these tasks: without its predictions on a public set (FedMD)."""
+    state = {name: tensor for name, tensor in state.items() if not name.startswith("public_outputs.")}
     owner = {name: name.split(".")[1] for name in state if name.split(".")[0] in ("decoders", "heads")}
     return {name: tensor for name, tensor in state.items() if owner.get(name) in (None, *tasks)}
 

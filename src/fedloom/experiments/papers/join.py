@@ -7,6 +7,7 @@ A newcomer sends the signs of what a few steps taught it and starts where the ta
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -164,12 +165,10 @@ def join(
     newcomer = _Newcomer(models, alone, me, check_device(device or built.recipe.runtime.devices[0]))
     params = built.recipe.method.params
     start = start_for(newcomer.probe(steps), models.vectors(), params["kappa"], params["epsilon"])
-    done = 0
+    done = itertools.count(1)
 
     def trained() -> None:
-        nonlocal done
-        done += 1
-        tell(done, 1 + 2 * rounds, "training")
+        tell(next(done), 1 + 2 * rounds, "training")
 
     trained()
     initial = newcomer.rounds(torch.zeros_like(start.vector), rounds, trained)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -494,17 +494,17 @@ def _matrices(looks: Sequence[_Look], what: str) -> dict[str, Cells]:
             for (a, b), value in zip(look.pairs, group[what], strict=True):
                 cells[a][b] = cells[b][a] = value
     # a group that never had two rows has no pairs to show
-    return {name: cells for name, cells in matrices.items() if any(_values(of) for of in cells.values())}
+    return {name: cells for name, cells in matrices.items() if any(any(_pairs(of)) for of in cells.values())}
 
 
-def _values(cells: Mapping[str, Mapping[str, float | None]]) -> list[float]:
-    """Return each pair once."""
-    return [v for a, row in cells.items() for b, v in row.items() if a < b and v is not None]
+def _pairs(cells: Mapping[str, Mapping[str, float | None]]) -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield each pair once, with its number where there is one."""
+    return (((a, b), v) for a, row in cells.items() for b, v in row.items() if a < b and v is not None)
 
 
 def _over_rounds(cosine: Mapping[str, Cells], sign: Mapping[str, Cells]) -> dict[str, dict[str, Series]]:
     def each(of: Mapping[str, Cells], number: Callable[[list[float]], float]) -> dict[str, Series]:
-        values = {group: {r: _values(cells) for r, cells in by.items()} for group, by in of.items()}
+        values = {group: {r: [v for _, v in _pairs(cells)] for r, cells in by.items()} for group, by in of.items()}
         return {group: {r: number(vs) if vs else math.nan for r, vs in by.items()} for group, by in values.items()}
 
     curves = {
@@ -572,10 +572,7 @@ def primary(curves: Sequence[Curves]) -> dict[str, Curves]:
 def cosines(agreement: UpdateAgreement) -> dict[tuple[str, str], float]:
     """Return pair of updates -> mean cosine over layer groups and rounds."""
     each: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for cells in agreement.cosine.values():
-        for rows in cells.values():
-            for a, row in rows.items():
-                for b, value in row.items():
-                    if a < b and value is not None:
-                        each[a, b].append(value)
+    for cells in (cells for by_round in agreement.cosine.values() for cells in by_round.values()):
+        for pair, value in _pairs(cells):
+            each[pair].append(value)
     return {pair: mean_of(values) for pair, values in each.items()}
