@@ -73,11 +73,6 @@ class Select:
     kind: str | tuple[str, ...] | None = None
     exclude: Select | None = None
 
-    @property
-    def is_everything(self) -> bool:
-        """Return whether no condition is set."""
-        return self == Select()
-
     def matches(self, block: Block) -> bool:
         """Return whether a block is chosen."""
         if self.role is not None and not {block.role, block.part} & set(_many(self.role)):

@@ -149,10 +149,7 @@ class WorkerPool:
         for process in self.processes:
             process.terminate()  # it holds nothing to save, and unloading torch would take a second
         for process in self.processes:
-            process.join(timeout=1)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            processes.end(process, patience=1)
         self.pipes, self.processes = [], []
 
 

@@ -49,6 +49,14 @@ def start(function: Callable[..., None], *arguments: Any, daemon: bool = False) 
     return process
 
 
+def end(process: BaseProcess, patience: float = 5) -> None:
+    """Wait for a child to end, and kill it after so many seconds."""
+    process.join(timeout=patience)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
 @contextmanager
 def _safe_path() -> Iterator[None]:
     """Start interpreters that do not look into the current folder first, where a file could be called like a module

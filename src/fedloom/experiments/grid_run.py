@@ -287,7 +287,7 @@ class _CellJob:
             self.watch.warn(f"{one.cell}: {value}")
         else:
             del self.running[pipe]
-            _end(one.process)
+            processes.end(one.process)
             if kind == "in use":
                 self._put_off(one.cell)
                 return
@@ -314,7 +314,7 @@ class _CellJob:
         for one in self.running.values():
             one.process.terminate()
         for one in self.running.values():
-            _end(one.process)
+            processes.end(one.process)
         self.watch.stop()
 
 
@@ -529,13 +529,6 @@ def _hear(pipe: Connection, process: Any) -> tuple[str, Any, int]:
     return kind, value, peak
 
 
-def _end(process: Any) -> None:
-    process.join(timeout=5)
-    if process.is_alive():
-        process.kill()
-        process.join()
-
-
 def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function answers in a child process of its own. Raises UserError where it fails."""
     pipe, process = _spawn(_answer, function, *arguments)
@@ -545,7 +538,7 @@ def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
         process.terminate()
         raise
     finally:
-        _end(process)
+        processes.end(process)
     if kind != "done":
         raise UserError(value)
     return value

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.core.codecs import Codec, Raw
 from fedloom.core.context import Fields, Row, State
-from fedloom.core.layout import EMPTY, Layout, Selector, as_select
+from fedloom.core.layout import EMPTY, Layout, Select, Selector, as_select
 from fedloom.core.mean import Mean
 from fedloom.core.outline import Box, Outline, listed
 from fedloom.core.server import Plain, ServerRule
@@ -272,7 +272,7 @@ class Method(Checked):
     @property
     def shares_nothing(self) -> bool:
         """Return whether every parameter stays with its client."""
-        return self.private is not None and as_select(self.private).is_everything
+        return self.private is not None and as_select(self.private) == Select()
 
     @cached_property
     def auxiliary(self) -> tuple[str, ...]:

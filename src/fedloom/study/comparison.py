@@ -106,11 +106,7 @@ class Comparison(HasTable):
         """Return a pandas.DataFrame: method, as the table calls its columns, then the columns of `Result.to_pandas`."""
         return frame(({"method": c.label}, run) for c in self.columns for run in c.runs.values())
 
-    def __str__(self) -> str:
-        return self.to_markdown()
-
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
+    __str__ = _repr_markdown_ = HasTable.to_markdown
 
     def _lines(self) -> list[tuple[str, ...]]:
         """Return one line per task, then the facts of each column."""

@@ -216,7 +216,7 @@ def longest(cost: Mapping[str, float], owner: Mapping[str, int]) -> float:
 def meet(comm: Comm, now: Round) -> None:
     """Exchange how a round went: all processes learn its losses, bytes, events, records and seconds."""
     head = {
-        "done": [_done_tree(d) for d in now.done],
+        "done": [{**vars(d), "payload": d.payload.n, "result": _result_tree(d.result), "state": {}} for d in now.done],
         "up": _bytes_tree(now.ledger.up),
         "down": _bytes_tree(now.ledger.down),
         "seconds": now.ledger.seconds,
@@ -256,11 +256,6 @@ def _result_tree(result: LocalResult) -> dict[str, Any]:
 
 def _result_of(tree: Mapping[str, Any]) -> LocalResult:
     return LocalResult(**{**tree, "by_task": {task: _result_of(part) for task, part in tree["by_task"].items()}})
-
-
-def _done_tree(done: TrainDone) -> dict[str, Any]:
-    result = _result_tree(done.result)
-    return {**vars(done), "payload": done.payload.n, "result": result, "state": {}}
 
 
 def _done_of(tree: Mapping[str, Any]) -> TrainDone:

@@ -61,12 +61,8 @@ class Part:
         Only tasks that lack some labels are in it. A batch takes one lookup, where a search would sort.
         """
         partial = {task: part for task in tasks if (part := self.of(task)) is not self}
-        return {task: self._mask(part) for task, part in partial.items()}
-
-    def _mask(self, part: Part) -> Tensor:
-        """Return whether each position, up to the last one here, is in a part of these examples (bool)."""
         size = int(self.positions.max(initial=-1)) + 1
-        return torch.zeros(size, dtype=torch.bool).index_fill_(0, part.index, True)
+        return {t: torch.zeros(size, dtype=torch.bool).index_fill_(0, part.index, True) for t, part in partial.items()}
 
     def spread(self, count: int) -> Part:
         """Return at most `count` of its examples, evenly spaced."""

@@ -325,11 +325,6 @@ class RunFolder:
             self._written[name] = size, digest
         return self._written[name]
 
-    def _sums(self) -> dict[str, Any]:
-        """Return checksums of what a resumed run reads beside the checkpoint."""
-        logs = {name: self._log(name) for name in LOGS}
-        return {name: [size, digest.hexdigest()] for name, (size, digest) in logs.items() if size}
-
     def _compare(self, labels: Mapping[str, Any]) -> None:
         """Raise StateError where a log's lines before a checkpoint are not those that were there when it was saved.
 
@@ -356,7 +351,8 @@ class RunFolder:
             home.mkdir(parents=True, exist_ok=True)
             checkpoint.save(home, f"{name}-{round_}", own, round=round_)
         rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
-        sums = self._sums()
+        logs = {name: self._log(name) for name in LOGS}  # a resumed run reads them beside the checkpoint
+        sums = {name: [size, digest.hexdigest()] for name, (size, digest) in logs.items() if size}
         checkpoint.save(self.path, file, rest, round=round_, logs=sums)
         if self.audit is not None:
             digest = sum_of(self.path / f"{file}.json")[1]
