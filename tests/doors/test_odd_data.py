@@ -328,6 +328,16 @@ def test_arrays_of_tokens_of_different_lengths_are_filled_up(form: Any) -> None:
         federation((sounds, Y))
 
 
+def test_lists_of_tokens_beside_a_data_set_of_tokens() -> None:
+    def beside(width: int) -> fl.Federation:
+        rows = [(torch.full((width,), 2), int(y)) for y in Y]
+        return fl.Federation({"ann": fl.Client((TOKENS, Y)), "bob": fl.Client(rows)}, TASKS)
+
+    assert beside(6).dataset.input_shape == (6,)
+    with pytest.raises(DataError, match=r"client 'bob', train: inputs of shape \(3,\) found, but client 'ann'"):
+        beside(3)
+
+
 def test_lists_mappings_and_pandas() -> None:
     table = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "ill": Y})
     same = [

@@ -70,6 +70,29 @@ class Square(Encoder):
         return self.theta**2 * self.frozen * x
 
 
+class Torchs(Encoder):
+    """A transformer of torch's own layers, which have fused kernels in evaluation."""
+
+    features = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x).mean(1)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_torchs_transformer_layers_are_linearised(mode):
+    linear, x = Linearised(Torchs()), torch.randn(3, 5, 4)
+    move(linear, 1)
+    expected = linear(x).detach()
+    with mode():
+        torch.testing.assert_close(linear(x), expected)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_by_hand():
     linear = Linearised(Square())
     x = torch.tensor([[1.0], [2.0]])

@@ -169,8 +169,14 @@ def aligned(pieces: list[Piece], padding: int | None) -> list[Piece]:
     if not any(piece.is_ragged for piece in pieces):
         return pieces
     width = max(piece.shape[0] for piece in pieces)
-    fill = [functional.pad(p.source, (0, width - p.shape[0]), value=padding or 0) for p in pieces]
-    return [replace(piece, source=x, shape=(width,)) for piece, x in zip(pieces, fill, strict=True)]
+
+    def filled(piece: Piece) -> Piece:
+        if not isinstance(piece.source, Tensor):  # one that is read example by example
+            return piece
+        x = functional.pad(piece.source, (0, width - piece.shape[0]), value=padding or 0)
+        return replace(piece, source=x, shape=(width,))
+
+    return [filled(piece) for piece in pieces]
 
 
 def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:

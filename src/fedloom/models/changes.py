@@ -71,9 +71,13 @@ class Linearised(Encoder):
         # are laid out plainly; strides alone do not tell, since those of images of one channel fit either layout.
         x = x.reshape(-1).view(x.shape)
         # The fused kernels of attention have no forward mode, and torch before 2.9 has none in inference mode.
-        with_grad = torch.is_grad_enabled()
-        with sdpa_kernel(SDPBackend.MATH), torch.inference_mode(False), torch.set_grad_enabled(with_grad):
-            there_and_change = jvp(plain, (theta0,), (change,))
+        with_grad, fused = torch.is_grad_enabled(), torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # of torch.nn.TransformerEncoderLayer and MultiheadAttention
+        try:
+            with sdpa_kernel(SDPBackend.MATH), torch.inference_mode(False), torch.set_grad_enabled(with_grad):
+                there_and_change = jvp(plain, (theta0,), (change,))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
         features: Tensor = there_and_change[0] + there_and_change[1]
         return features
 
