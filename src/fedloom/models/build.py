@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedloom.core.context import seeded
-from fedloom.core.errors import RecipeError, UserError, choices
+from fedloom.core.errors import RecipeError, RunWarning, UserError, choices
 from fedloom.core.layout import Roles, rule_of
 from fedloom.core.machine import need_memory, out_of_memory
 from fedloom.core.settings.registry import Registered
@@ -148,6 +149,10 @@ def as_multitask(model: Any, tasks: Sequence[Task], example: Tensor) -> MultiTas
     own = model if isinstance(model, Own) else Own(model)
     module = copy.deepcopy(own.module)  # training must not change the user's
     answer = _passed(module, example, "model")
+    if _mixes(module, example, answer):
+        advice = "give recurrent and attention layers batch_first=True, and batch norm its running statistics"
+        found = "gives an example other outputs where the batch has other examples"
+        warnings.warn(f"model: {type(module).__name__} {found}; {advice}", RunWarning, stacklevel=2)
     if own.heads is None:
         _fits(type(module).__name__, answer, tasks)
         if not any(p.requires_grad for p in module.parameters()):
@@ -196,6 +201,24 @@ def _passed(module: nn.Module, x: Tensor, where: str) -> Any:
         raise RecipeError(f"{where}: {type(module).__name__} {cannot}") from error
     finally:
         module.train(mode)
+
+
+def _mixes(module: nn.Module, example: Tensor, answer: Any) -> bool:
+    """Return whether outputs of an example change with another example before it in the batch."""
+    other = torch.ones_like(example) if not example.is_floating_point() else torch.linspace(0, 1, example.numel())
+    batch = torch.cat([other.to(example).reshape(example.shape), example])
+
+    def same(answers: Any) -> bool:
+        pairs = (
+            zip(answer.values(), answers.values(), strict=True) if isinstance(answer, Mapping) else [(answer, answers)]
+        )
+        return all(torch.allclose(two[-1:], one, 1e-3, 1e-3 * float(one.abs().max()), True) for one, two in pairs)
+
+    try:
+        # outputs that are drawn at random differ as well where the example is alone
+        return not same(_passed(module, batch, "model")) and same(_passed(module, example, "model"))
+    except Exception:  # what is no output of a task, or takes no batch of two, is refused elsewhere
+        return False
 
 
 def _fits(what: str, answer: Any, tasks: Sequence[Task]) -> None:

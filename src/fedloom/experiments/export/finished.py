@@ -134,13 +134,18 @@ class TaskModels:
         """The parameters that belong to no task: the columns of task vectors."""
         return self.built.layout.parameters.common
 
+    @property
+    def origin(self) -> Tensor:
+        """The initial model's common parameters, theta_p (d)."""
+        return self.of(self.built.layout.flatten(self.built.module).detach())
+
     def of(self, model: Tensor) -> Tensor:
         """Return the common parameters of a model's whole vector (d)."""
         return self.built.layout.take(model, self.common)
 
     def vectors(self) -> dict[str, Tensor]:
-        """Return task -> its task vector (d): the common parameters minus the initial ones, theta_p."""
-        origin = self.of(self.built.layout.flatten(self.built.module).detach())
+        """Return task -> its task vector (d): the common parameters minus the initial ones."""
+        origin = self.origin
         return {task: self.of(model) - origin for task, model in self.models.items()}
 
 
