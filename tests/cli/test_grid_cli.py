@@ -179,6 +179,11 @@ def test_a_folder_of_run_folders_says_so(tmp_path):
         StateError, match="run.json is absent; 2 folders in it are run folders, such as fedavg-s0: name"
     ):
         Run.read(tmp_path)
+    run = tmp_path / "grid/cells/P/Local/plain/s0"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    with pytest.raises(StateError, match="1 folder in it is a run folder, such as cells/P/Local/plain/s0: name"):
+        Run.read(tmp_path / "grid")
 
 
 def test_sizes():

@@ -23,7 +23,7 @@ from fedloom.experiments.claims import rule_grid
 from fedloom.experiments.grid_run import Outcome, Runner, prepare
 from fedloom.study.claims import Effort, judged, load_claims, verdicts
 from fedloom.study.grid import Grid, against, load_grid, open_folder, recipes, save
-from fedloom.study.results import SeedLine, Seeds, of_grid, of_seeds
+from fedloom.study.results import HEAD, SeedLine, Seeds, of_grid, of_seeds, read_seeds
 from fedloom.study.significance import contrasts
 from fedloom.study.statistics import Estimate
 from grid_support import paper_grid, write_grid
@@ -264,6 +264,20 @@ def test_wrong_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
         experiment.claimed(write(tmp_path, CLAIMS), tmp_path / "runs", ["x"])
     result = CliRunner().invoke(app, ["study", "claims", str(tmp_path / "claims.yaml"), "--only", "x"])
     assert "they need --run" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ("D,A,1,t,accuracy,0.5,max,,,0", "line 3: accuracy max of t found, the lines above have auc max"),
+        ("D,A,1,t,auc,0.5,min,,,0", "line 3: auc min of t found, the lines above have auc max"),
+    ],
+)
+def test_seeds_of_a_task_have_one_metric(tmp_path: Path, last: str, message: str) -> None:
+    file = tmp_path / "g.csv"
+    file.write_text(f"{','.join(HEAD)}\nD,A,0,t,auc,0.5,max,,,0\n{last}\n")
+    with pytest.raises(StateError, match=message):
+        read_seeds(file)
 
 
 def test_a_grid_that_needs_to_know_where_its_data_is_runs_where_that_is_stated(

@@ -41,6 +41,7 @@ from fedloom.study.grid import (
     open_folder,
     recipes,
     safe,
+    save,
     select,
     state_of,
     summary,
@@ -255,6 +256,11 @@ def test_labels_as_directories() -> None:
         ({"seeds": []}, "seeds: [] found"),
         ({"seeds": [1, 1]}, "seeds: [1, 1] found: a seed occurs twice"),
         ({"seeds": [-1]}, "seeds[0]: -1 found, expected an integer of at least 0"),
+        ({"columns": ["a", "b", "a"]}, "columns: ['a', 'b', 'a'] found: a task occurs twice"),
+        ({"family": {"FedAvg/-": []}}, "family.FedAvg/-: [] found: expected one or more cells, each once"),
+        ({"family": {"FedAvg/+DEA": ["FedAvg/-"] * 2}}, "family.FedAvg/+DEA: ['FedAvg/-', 'FedAvg/-'] found: expected"),
+        ({"family": {"FedAvg/-": ["FedAvg/-"]}}, "family.FedAvg/-: it is compared with itself: expected other cells"),
+        ({"bases": ["local"]}, "bases: ['local'] found, expected a mapping (each value: a mapping)"),
         ({"show": "client"}, "show: 'client' found, expected 'unified', 'clients' or 'domains'. Did you mean 'clie"),
         ({"delta": "FedAvg/+DAE"}, "expected 'base', 'none' or a cell as BASE/ADDON. Did you mean 'FedAvg/+DEA'?"),
         ({"bases": {"a(": {}, "A": {}}}, "bases.A: would share its folder with 'a(': choose another"),
@@ -323,6 +329,28 @@ def test_missing_grids() -> None:
         load_grid("feddea/tabel3")
     with pytest.raises(StateError, match=r"has not been run in grids/feddea-table3: run `fedloom grid feddea/table3`"):
         open_folder("feddea/table3")
+
+
+def test_a_grid_file_that_was_changed_after_its_grid_ran_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path("g.yaml")
+
+    def warned(changes: dict[str, Any], seconds: float) -> str:
+        file.write_text(yaml.safe_dump(TINY | changes))
+        ran = Path("grids/tiny/grid.yaml").stat().st_mtime
+        os.utime(file, (ran + seconds, ran + seconds))
+        assert open_folder("g.yaml")[0].seeds == (0,)
+        return capsys.readouterr().err
+
+    save(load_grid(TINY, ["seeds=[0]"]), Path("grids/tiny"), {})
+    assert warned({"seeds": [0], "title": "new"}, -5) == ""
+    assert warned({"seeds": [0]}, 5) == ""
+    assert warned({"seeds": [0], "delta": "none", "title": "new"}, 5) == (
+        "warning: g.yaml was changed after its grid ran (delta, title); this is the grid as it ran, from "
+        "grids/tiny/grid.yaml. To use the changes: fedloom grid g.yaml\n"
+    )
 
 
 def test_a_choice_of_cells() -> None:

@@ -44,7 +44,7 @@ from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.runs.reader import TaskMetric
 from fedloom.study.claims import Effort
-from fedloom.study.grid import Grid, load_grid, recipes
+from fedloom.study.grid import Grid, load_grid, recipes, save
 from fedloom.study.significance import contrasts
 from fedloom.study.significance import sites as sites_of_runs
 
@@ -315,6 +315,14 @@ def test_seeds_of_tuning_are_not_those_of_results_or_of_the_rule(tmp_path: Path)
     assert str(result.exception) == "grid g: seed 99 tunes the methods; take others"
     with pytest.raises(UserError, match="compare: seed 101 tunes the methods; take others"):
         fl.compare(sites(), seeds=[0, 101], tell=lambda text: None)
+
+
+def test_trials_do_not_replace_the_file_of_a_grid_that_ran(tmp_path: Path) -> None:
+    grid = load_grid({"name": "g", "data": {"D": {"recipe": "digits-tasks"}}, "bases": {"A": {"method": "fedavg"}}})
+    save(grid, tmp_path, {})
+    (tmp_path / "cells").mkdir()
+    with pytest.raises(StateError, match=r" is the folder of a grid, whose grid\.yaml the tuned grid would replace: "):
+        tune_grid(grid, Budget(trials=1), tmp_path)
 
 
 def test_a_rate_at_which_nothing_is_learned_is_no_setting(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from fedloom.federation.recipes.loader import changed, load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build_method
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.grid import Changes, Grid, cells, load_grid, names, parts_of, recipes, write
+from fedloom.study.grid import FILE, Changes, Grid, cells, load_grid, names, parts_of, recipes, write
 from fedloom.study.output import Records
 from fedloom.study.results import SIGNED, of_grid
 from fedloom.study.statistics import delta_m
@@ -388,6 +388,10 @@ def tune_grid(
     grid's key `tuned`. Raises StateError where a seed of the grid is one of the budget.
     """
     refuse_used(f"grid {grid.name}", grid.seeds, budget.seeds)
+    if (folder / "cells").is_dir() and (folder / FILE).is_file() and not load_grid(folder / FILE).tuned_on:
+        raise StateError(
+            f"{folder} is the folder of a grid, whose {FILE} the tuned grid would replace: choose another with --out"
+        )
     curves: list[tuple[str, Curve]] = []
     left_out: dict[str, RefusedError | UnlearnedError | CrashedError] = {}
     tuned: dict[str, dict[str, Changes]] = {}

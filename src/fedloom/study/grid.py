@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, PrivateAttr
 
-from fedloom.core.errors import RecipeError, StateError, choices, naming, nearest
+from fedloom.core.errors import RecipeError, StateError, choices, first_of, naming, nearest, warn
 from fedloom.core.settings import renamed
 from fedloom.core.settings.section import Problems, Section, differs, found
 from fedloom.core.settings.trust import Origin, admit, names_in
@@ -143,6 +143,8 @@ class Grid(Section):
                     yield f"{key}.{label}", f"would share its folder with {other!r}: choose another label"
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds", f"{list(self.seeds)} found: a seed occurs twice"
+        if len({*(self.columns or ())}) < len(self.columns or ()):
+            yield "columns", f"{list(self.columns or ())} found: a task occurs twice"
         if both := sorted({*self.seeds} & {*self.tuned_on}):
             yield "seeds", f"seed {both[0]} found, which chose the settings under 'tuned': expected others"
         for label in filter(self.reference_rows.__contains__, self.bases):
@@ -161,6 +163,11 @@ class Grid(Section):
         for label, each in ((name, each) for name, of in self.family.items() for each in (name, *of)):
             if each not in cells:
                 yield f"family.{label}", f"no cell {each!r}, expected BASE/ADDON.{nearest(each, cells)}"
+        for label, of in self.family.items():  # each comparison counts in Holm's correction, so none counts twice
+            if label in of:
+                yield f"family.{label}", "it is compared with itself: expected other cells"
+            elif not of or len({*of}) < len(of):
+                yield f"family.{label}", f"{list(of)} found: expected one or more cells, each once"
         if self.delta not in ("base", "none", *cells):
             hint = nearest(self.delta, cells)
             yield "delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"
@@ -484,12 +491,25 @@ def open_folder(source: str | Path) -> tuple[Grid, Path]:
                 f"{source}: no such folder, and no grid of this name is packaged or was run in {GRIDS}."
                 f"{choices('Grids', str(source), sorted(known))}"
             )
-        folder = default_folder(load_grid(source))
+        now = load_grid(source)
+        folder = default_folder(now)
         if not (folder / FILE).is_file():
             raise StateError(
                 f"grid {source} has not been run in {folder}: run `fedloom grid {source}`, or name a folder"
             )
+        _tell_changes(Path(source), now, folder / FILE)
     return load_grid(folder / FILE), folder
+
+
+def _tell_changes(file: Path, now: Grid, before: Path) -> None:
+    """Warn where a grid's file was changed after the grid ran, whose folder has a copy of what ran."""
+    if not file.is_file() or file.stat().st_mtime <= before.stat().st_mtime:
+        return
+    if keys := sorted(differs("", load_grid(before).model_dump(mode="json"), now.model_dump(mode="json"))):
+        warn(
+            f"{file} was changed after its grid ran ({first_of(keys)}); this is the grid as it ran, from {before}. "
+            f"To use the changes: fedloom grid {file}"
+        )
 
 
 def ran() -> list[str]:

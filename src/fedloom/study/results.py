@@ -772,6 +772,7 @@ def read_seeds(file: Path) -> Seeds:
             f"{file}: the column {absent[0]} is absent; make the file with `fedloom compare GRID --seeds --format csv`"
         )
     lines: dict[tuple[str, str, int, str], SeedLine] = {}
+    first: dict[tuple[str, str], tuple[str, str]] = {}  # (data, task) -> (metric, direction), one for all lines
     for number, row in table:
         try:
             value, *more = (float(row[key] or math.nan) for key in ("value", *HEAD[-3:]))
@@ -783,6 +784,9 @@ def read_seeds(file: Path) -> Seeds:
             names = row["data"], row["method"], int(row["seed"]), row["task"], row["metric"]
             if names[:4] in lines:
                 raise ValueError(f"a second number of {', '.join(map(str, names[:4]))}")
+            measured = names[4], row["direction"]
+            if (other := first.setdefault((names[0], names[3]), measured)) != measured:
+                raise ValueError(f"{' '.join(measured)} of {names[3]} found, the lines above have {' '.join(other)}")
             lines[names[:4]] = SeedLine(*names, value, row["direction"], *more)
         except (TypeError, ValueError) as error:
             raise StateError(f"{file}, line {number}: {error}") from None

@@ -78,7 +78,7 @@ def expected(hint: Any, metadata: Sequence[Any] = ()) -> str:
         items = dict.fromkeys(expected(arg) for arg in args if arg is not ...)
         return f"a list{length} (each item: {' or '.join(items)})"
     if origin is dict:
-        return f"a mapping (each value: {expected(args[1])})"
+        return "a mapping" if args[1] is Any else f"a mapping (each value: {expected(args[1])})"
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return str(getattr(hint, "expected", f"a mapping with {', '.join(hint.model_fields)}"))
     word = WORDS.get(origin or hint, getattr(hint, "__name__", str(hint)))

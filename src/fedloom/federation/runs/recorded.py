@@ -49,7 +49,8 @@ def no_run(folder: Path, name: str) -> StateError:
 
 def runs_below(folder: Path, advice: str) -> str:
     """Return the end of a message about a folder that is no run but has some, with what to do; '' where it has none."""
-    below = sorted(file.parent.name for file in folder.glob("*/run.json"))
+    files = [*folder.glob("*/run.json")] or folder.glob("cells/*/*/*/*/run.json")  # the second of a grid's folder
+    below = sorted(file.parent.relative_to(folder).as_posix() for file in files)
     several = f"{len(below)} folders in it are run folders" if len(below) > 1 else "1 folder in it is a run folder"
     return f"; {several}, such as {below[0]}: {advice}" if below else ""
 
