@@ -171,6 +171,13 @@ def test_mistakes_get_one_message_and_exit_code_2(child, fedloom_, args, message
     assert not child.ran
 
 
+def test_a_replaced_section_is_told_before_anything_runs(child, fedloom_):
+    code, _, err = fedloom_("grid", "g.yaml", "training={rounds: 1}", "--dry-run")
+    assert code == 0
+    assert err.startswith("warning: Digits / FedAvg: training replaces the whole section, so these keys")
+    assert fedloom_("grid", "g.yaml", "training.rounds=1", "--dry-run")[2] == ""
+
+
 def test_a_folder_of_run_folders_says_so(tmp_path):
     for name in ("fedavg-s0", "local-s0"):
         (tmp_path / name).mkdir()

@@ -40,6 +40,7 @@ from fedloom.study.grid import (
     names,
     open_folder,
     recipes,
+    replaced,
     safe,
     save,
     select,
@@ -316,6 +317,26 @@ def test_tuning_may_give_two_cells_one_recipe() -> None:
     tuned = {"Digits": {"Prox/-": {"method.mu": 0.3}}}
     made = recipes(load_grid(TINY | {"bases": bases, "addons": {"-": {}}, "tuned": tuned}))
     assert len({recipe_hash(recipe) for recipe in made.values()}) == len(made) / 2
+
+
+def test_a_change_that_replaces_training_says_which_keys_no_longer_count() -> None:
+    recipe = {**load_grid(TINY).data["Digits"].model_dump()["recipe"]}
+    recipe["training"] = {"rounds": 2, "epochs": 1, "optimizer": {"name": "adam", "lr": 0.1}}
+
+    def said(key: str, value: Any) -> list[str]:
+        bases = {"A": {"method": "fedavg"}, "B": {"method": "fedprox", key: value}}
+        return replaced(load_grid({"name": "g", "data": {"D": {"recipe": recipe}}, "bases": bases}))
+
+    assert said("training", {"epochs": 2, "optimizer": {"lr": 0.01}}) == [
+        "D / B: training replaces the whole section, so these keys of the recipe do not count: training.rounds, "
+        "training.optimizer.name. To change one key, write it with dots, such as training.KEY: VALUE"
+    ]
+    assert len(said("training.optimizer", {"lr": 0.01})) == 1
+    assert said("training.optimizer", {"name": "sgd", "lr": 0.01}) == said("training.optimizer.lr", 0.01) == []
+
+
+def test_packaged_grids_replace_no_keys_of_training() -> None:
+    assert [text for name in names() for text in replaced(load_grid(name))] == []
 
 
 def test_a_recipe_is_no_grid(tmp_path: Path) -> None:

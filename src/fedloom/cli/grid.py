@@ -12,7 +12,7 @@ import typer
 
 from fedloom.cli import shared
 from fedloom.cli.shared import argument, flag, option
-from fedloom.core.errors import UserError, at
+from fedloom.core.errors import UserError, at, warn
 
 if TYPE_CHECKING:
     from fedloom.experiments.grid_run import Outcome, Prepared, Runner
@@ -310,6 +310,10 @@ def _list(as_json: bool) -> None:
 
 def _before(prepared: Prepared) -> None:
     """Print what a person should know before anything runs."""
+    from fedloom.study.grid import replaced
+
+    for text in replaced(prepared.grid):
+        warn(text)
     for name, reason in prepared.refused.items():
         typer.echo(f"refused: {name}: {reason}", err=True)
     done = sum(state == "finished" for state in prepared.states.values())

@@ -20,7 +20,7 @@ from pydantic import Field, PrivateAttr
 
 from fedloom.core.errors import RecipeError, StateError, choices, first_of, naming, nearest, warn
 from fedloom.core.settings import renamed
-from fedloom.core.settings.section import Problems, Section, differs, found
+from fedloom.core.settings.section import Problems, Section, differs, found, value_at
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import checked, parse, to_yaml
 from fedloom.federation.recipes import loader
@@ -401,6 +401,32 @@ def parts_of(grid: Grid, cell: Cell) -> list[Changes]:
         return [first, grid.set, CHANGES[cell.base]]
     single = grid.cells.get(f"{cell.base}/{cell.addon}", {})
     return [first, grid.bases[cell.base], grid.addons[cell.addon], single, grid.set]
+
+
+def replaced(grid: Grid) -> list[str]:
+    """Return a sentence for each change of `training` that leaves out keys which the data set's recipe sets.
+
+    Their defaults then count in some cells alone, such as the number of rounds, which nobody means.
+    """
+    lines: dict[tuple[str, ...], str] = {}
+    for cell in cells(grid):
+        recipe = grid.data[cell.data].recipe
+        for key, value in ((k, v) for part in parts_of(grid, cell) for k, v in part.items()):
+            lost = [*_lost(key, value_at(recipe, key), value)] if key.partition(".")[0] == "training" else []
+            if lost:
+                lines.setdefault(
+                    (key, *lost),
+                    f"{cell.combination}: {key} replaces the whole section, so these keys of the recipe do not count: "
+                    f"{', '.join(lost)}. To change one key, write it with dots, such as {key}.KEY: VALUE",
+                )
+    return [*lines.values()]
+
+
+def _lost(path: str, before: Any, after: Any) -> Iterator[str]:
+    """Yield the keys of a section that a change leaves out; one that names its kind (`name`) is meant to be new."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and "name" not in after:
+        for key, value in before.items():
+            yield from _lost(f"{path}.{key}", value, after[key]) if key in after else [f"{path}.{key}"]
 
 
 def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
