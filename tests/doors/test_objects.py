@@ -262,6 +262,30 @@ def test_an_output_per_step_is_refused(kind: Any, outputs: int) -> None:
         fl.run(fed, model=net, **SHORT)
 
 
+class Recurrent(nn.Module):
+    """Inputs as series of six steps: with `first` as torch's LSTM wants them, else examples stand for steps."""
+
+    def __init__(self, first: bool, noise: float = 0.0) -> None:
+        super().__init__()
+        self.lstm, self.head, self.noise = nn.LSTM(1, 5, batch_first=first), nn.Linear(5, 3), noise
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[..., None] + self.noise * torch.randn(*x.shape, 1)
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def test_a_model_that_mixes_the_examples_of_a_batch_is_named(recwarn: pytest.WarningsRecorder) -> None:
+    """One that draws at random, or normalises with statistics of its own, does not mix."""
+    normed = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(), nn.Linear(6, 3))
+    for net in (Recurrent(True), Recurrent(True, noise=1.0), normed, nn.Linear(6, 3)):
+        build(recipe_of(federation(), net, None))
+    assert not [warning for warning in recwarn if "gives an example" in str(warning.message)]
+    with pytest.warns(
+        fl.errors.RunWarning, match="model: Recurrent gives an example other outputs where the batch has"
+    ):
+        build(recipe_of(federation(), Recurrent(False), None))
+
+
 def test_layers_that_take_their_shape_from_the_first_input(tmp_path: Path) -> None:
     def net() -> Any:
         return fl.model(nn.Sequential(nn.LazyLinear(8), nn.ReLU()), heads="linear")
