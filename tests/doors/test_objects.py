@@ -281,7 +281,7 @@ def test_a_model_that_mixes_the_examples_of_a_batch_is_named(recwarn: pytest.War
         build(recipe_of(federation(), net, None))
     assert not [warning for warning in recwarn if "gives an example" in str(warning.message)]
     with pytest.warns(
-        fl.errors.RunWarning, match="model: Recurrent gives an example other outputs where the batch has"
+        fl.errors.RunWarning, match="Recurrent gives an example other outputs where"
     ):
         build(recipe_of(federation(), Recurrent(False), None))
 
