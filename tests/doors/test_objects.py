@@ -280,9 +280,7 @@ def test_a_model_that_mixes_the_examples_of_a_batch_is_named(recwarn: pytest.War
     for net in (Recurrent(True), Recurrent(True, noise=1.0), normed, nn.Linear(6, 3)):
         build(recipe_of(federation(), net, None))
     assert not [warning for warning in recwarn if "gives an example" in str(warning.message)]
-    with pytest.warns(
-        fl.errors.RunWarning, match="Recurrent gives an example other outputs where"
-    ):
+    with pytest.warns(fl.errors.RunWarning, match="Recurrent gives an example other outputs where"):
         build(recipe_of(federation(), Recurrent(False), None))
 
 
