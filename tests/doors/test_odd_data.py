@@ -124,6 +124,14 @@ def test_series_of_unequal_length_are_not_padded(x: Any) -> None:
         federation((TOKENS, Y), signal="series")
 
 
+def test_inputs_of_yes_and_no_are_features_and_no_tokens() -> None:
+    fed = fl.Federation({"ann": fl.Client((X > 0, Y))}, TASKS)
+    assert fed.dataset.signal is not None
+    assert fed.dataset.signal.kind == "features"
+    x, _ = fed.dataset.train.batch(torch.arange(24), torch.device("cpu"))
+    assert torch.equal(x, (torch.as_tensor(X) > 0).float())
+
+
 def test_series_and_features_of_whole_numbers_become_real_ones() -> None:
     sensor = (torch.randn(24, 3, 16, generator=RNG) * 3).to(torch.int16)
     whole = {"ann": fl.Client((sensor, Y)), "bob": fl.Client([(x.numpy(), y) for x, y in zip(sensor, Y, strict=True)])}

@@ -396,8 +396,8 @@ def _maps(
 
 
 def as_input(x: Any, where: str) -> Tensor:
-    """Return an input, or many, as a tensor: float32, uint8 as it is, whole numbers (tokens) as int64. An image of
-    Pillow becomes C x H x W."""
+    """Return an input, or many, as a tensor: float32, also of yes and no, uint8 as it is, whole numbers (tokens) as
+    int64. An image of Pillow becomes C x H x W."""
     if hasattr(x, "getbands") and hasattr(x, "size"):
         image = np.asarray(x)
         x = image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
@@ -417,7 +417,7 @@ def as_input(x: Any, where: str) -> Tensor:
     if tensor.is_complex():
         raise unfit(where, f"inputs of {tensor.dtype}", "real or whole numbers")
     whole = tensor if tensor.dtype == torch.uint8 else tensor.long()
-    return tensor.float() if tensor.is_floating_point() else whole
+    return tensor.float() if tensor.is_floating_point() or tensor.dtype == torch.bool else whole
 
 
 def scaled(x: Tensor) -> Tensor:
