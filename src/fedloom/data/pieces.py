@@ -339,7 +339,11 @@ def _column(
             raise DataError(f"{where}; expected finite numbers, or NaN for no label")
         return values.float()
     if values.is_floating_point():
-        raise unfit(about, f"labels of {values.dtype}", f"whole numbers from 0 to {task.channels - 1} (-1: no label)")
+        known = values[has := ~values.isnan()]  # with missing labels, pandas makes real numbers of whole ones
+        if len(known) == len(values) or bool((known % 1 != 0).any()):
+            expected = f"whole numbers from 0 to {task.channels - 1} (-1 or NaN: no label)"
+            raise unfit(about, f"labels of {values.dtype}", expected)
+        values = torch.where(has, values, -1)
     values = values.long()
     if len(stray := values[(values < -1) | (values >= task.channels)]):
         raise unfit(_at(about, values == stray.max(), files), f"the label {stray.max()}", _classes(task, -1))

@@ -271,7 +271,7 @@ def task(
     """Describe a task for `fl.Federation(tasks={name: task(...)})`.
 
     kind           what is predicted, from which outputs of the model and which labels (B examples, C classes):
-                   classification  B x C logits; B whole numbers from 0, -1 where there is none
+                   classification  B x C logits; B whole numbers from 0, -1 or NaN where there is none
                    binary          the same, of two classes
                    ordinal         the same, of classes with an order, such as grades
                    multilabel      B x C logits; B x C numbers 0 or 1, -1 or NaN where there is none
