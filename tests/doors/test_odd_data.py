@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas
 import pandas as pd
 import pytest
 import torch
@@ -129,7 +128,7 @@ def test_a_class_that_is_missing_in_a_data_frame_is_no_label() -> None:
     """Then pandas has real numbers for classes; without a missing one they look like another kind of label."""
     y = Y.numpy().astype(float)
     y[[2, 7]] = np.nan
-    known = fl.Federation({"ann": fl.Client((X, pandas.Series(y)))}, TASKS).dataset.train.labels["ill"]
+    known = fl.Federation({"ann": fl.Client((X, pd.Series(y)))}, TASKS).dataset.train.labels["ill"]
     assert known.tolist() == [-1 if i in (2, 7) else int(label) for i, label in enumerate(Y)]
     for bad in (y + 0.5, np.nan_to_num(y)):
         with pytest.raises(DataError, match="labels of torch.float64 found, expected whole numbers from 0 to 1"):
