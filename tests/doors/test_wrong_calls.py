@@ -189,6 +189,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "an object that is no model": (
         lambda: run(object()), r"model: object found, expected a torch.nn.Module, or fl.model\(...\)"
     ),
+    "a module of torch.jit": (
+        lambda: run(torch.jit.script(nn.Linear(4, 3))), "a module of torch.jit found, expected the torch.nn.Module"
+    ),
     "a model for other inputs": (
         lambda: run(Broken()), r"model: Broken cannot take an input of shape \(1, 4\), torch.float32: RuntimeError"
     ),

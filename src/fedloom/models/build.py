@@ -147,6 +147,9 @@ def as_multitask(model: Any, tasks: Sequence[Task], example: Tensor) -> MultiTas
     if not isinstance(model, Own | nn.Module):
         raise RecipeError(f"model: {type(model).__name__} found, expected a torch.nn.Module, or fl.model(...)")
     own = model if isinstance(model, Own) else Own(model)
+    parts = [own.module, *(own.heads.values() if isinstance(own.heads, Mapping) else ())]
+    if any(isinstance(each, torch.jit.ScriptModule) for part in parts for each in part.modules()):
+        raise RecipeError("model: a module of torch.jit found, expected the torch.nn.Module that it was made from")
     module = copy.deepcopy(own.module)  # training must not change the user's
     answer = _passed(module, example, "model")
     if _mixes(module, example, answer):
