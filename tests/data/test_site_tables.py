@@ -682,7 +682,7 @@ def test_a_data_frame_may_declare_an_order_and_have_decimals() -> None:
 
 OF_COLUMNS: dict[str, tuple[dict[str, Any], tuple[str, int, str, float]]] = {
     "ill": ({"weight": 2}, ("classification", 2, "auc", 2)),
-    "sick": ({"metric": "pr-auc"}, ("classification", 2, "pr-auc", 1)),
+    "sick": ({"kind": "binary", "metric": "pr-auc"}, ("classification", 2, "pr-auc", 1)),
     "died": ({"kind": "binary", "class_weights": [1, 3]}, ("classification", 2, "auc", 1)),
     "days": ({}, ("regression", 1, "rmse", 1)),
     "visits": ({"kind": "regression"}, ("regression", 1, "rmse", 1)),

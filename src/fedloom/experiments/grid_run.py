@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from fedloom.core.errors import InUseError, RecipeError, StateError, UserError, at, check_links
 from fedloom.core.machine import LOCK, available_memory, locked
 from fedloom.engines import processes
+from fedloom.engines.processes import end as _end
 from fedloom.federation.recipes.runtime import cores
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.progress import Drawn, Printed, Progress, Silent, suited
@@ -287,7 +288,7 @@ class _CellJob:
             self.watch.warn(f"{one.cell}: {value}")
         else:
             del self.running[pipe]
-            processes.end(one.process)
+            _end(one.process)
             if kind == "in use":
                 self._put_off(one.cell)
                 return
@@ -314,7 +315,7 @@ class _CellJob:
         for one in self.running.values():
             one.process.terminate()
         for one in self.running.values():
-            processes.end(one.process)
+            _end(one.process)
         self.watch.stop()
 
 
@@ -538,7 +539,7 @@ def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
         process.terminate()
         raise
     finally:
-        processes.end(process)
+        _end(process)
     if kind != "done":
         raise UserError(value)
     return value

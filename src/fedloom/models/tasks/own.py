@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import DataError, RecipeError, choices
+from fedloom.core.errors import DataError, RecipeError, at, choices
 from fedloom.models.tasks.dense import Depth, Edge, Normals, Semseg
-from fedloom.models.tasks.labels import ORDERED, Classification, Kept, Multilabel, Ordinal, Regression, labelled
+from fedloom.models.tasks.labels import Classification, Kept, Multilabel, Ordinal, Regression, labelled
 from fedloom.models.tasks.task import IGNORE, USUAL, Direction, Metric, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -341,6 +341,6 @@ def task(
     names = None if columns is None else tuple(columns)
     choice = judged("task", metric)
     description = Description(said, count, loss, metrics, weight, choice, class_weights, ignore, names, sites, listed)
-    is_open = said is None and count is None and set(choice) <= set(ORDERED)  # a table's column may hold classes
-    (replace(description, judge=()) if is_open else description).named("task")  # an error for anything but a function
+    with at("" if (said, count) != (None, None) else "without kind or classes it is a regression"):
+        description.named("task")  # raises an error for anything but a function
     return description
