@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedloom.data.tables.read import read
 from fedloom.errors import DataError
 
 openpyxl = pytest.importorskip("openpyxl")
+pytest.importorskip("python_calamine")
 
 NAMES = ["site", "age", "since", "at", "ill"]
 
@@ -112,9 +114,26 @@ def test_a_file_that_is_none_and_an_old_one_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "t.xls", None)
 
 
-def test_a_far_cell_costs_no_memory_for_the_cells_before_it(tmp_path: Path) -> None:
+def test_a_far_cell_is_refused_where_the_cells_before_it_need_too_much_memory(tmp_path: Path) -> None:
+    """The reader allocates all of them, and the process would end; also where only rows say their place."""
+
     def far(book: Any) -> None:
         book.active.cell(500_000, 16_000, 1)
 
-    frame = read(save(tmp_path / "t.xlsx", [["a", "b"], [1, 2]], far), None).frame
-    assert frame.shape == (2, 3)
+    path = save(tmp_path / "t.xlsx", [["a", "b"], [1, 2]], far)
+    with pytest.raises(DataError, match="a table that ends in row 500000 and column 16000 needs 800 GB of memory"):
+        read(path, None)
+    row = b'<row r="1048576">' + 16_000 * b"<c><v>1</v></c>" + b"</row>"
+    with zipfile.ZipFile(path) as before, zipfile.ZipFile(tmp_path / "u.xlsx", "w") as after:
+        for name in before.namelist():
+            after.writestr(name, before.read(name).replace(b"</sheetData>", row + b"</sheetData>"))
+    with pytest.raises(DataError, match="ends in row 1048576 and column 16000 needs"):
+        read(tmp_path / "u.xlsx", None)
+    save(tmp_path / "t.xlsx", [["a", "b"], [1, 2]], lambda book: book.active.cell(50_000, 3, 1))
+    assert read(tmp_path / "t.xlsx", None).frame.shape == (2, 3)
+
+
+def test_an_error_of_a_formula_is_a_missing_value(tmp_path: Path) -> None:
+    frame = read(save(tmp_path / "t.xlsx", [["a", "b"], [1, "#DIV/0!"], [2, 3], [3, "NA"]]), None).frame
+    assert frame.b.tolist()[1:] == [3, "NA"]
+    assert pandas.isna(frame.b[0])

@@ -201,7 +201,7 @@ def _file(path: Path) -> pandas.DataFrame:
         with parsing(f"{path} cannot be read as a Parquet file"):
             return pandas.read_parquet(path).rename(columns=str)
     if path.suffix.lower() == ".xlsx":
-        need("openpyxl", "excel")
+        need("python_calamine", "excel")
         with parsing(f"{path} cannot be read as an Excel workbook"):
             return sheet(path)
     if not is_table(path):
