@@ -80,7 +80,7 @@ def federation(kind: str, missing: bool = True, **options: Any) -> fl.Federation
         blank = {"multilabel": torch.nan, "regression": torch.nan, "ordinal": -1, "classification": -1}
         y[:5] = 0 if kind in ("normals", "depth") else blank.get(kind, 255)
     clients = {"ann": fl.Client(part(60, 1)), "bob": fl.Client((x, y))}
-    return fl.Federation(clients, {"t": fl.task(kind=kind, classes=CLASSES.get(kind), **options)}, test=part(60, 3))
+    return fl.Federation(clients, {"t": fl.task(kind, classes=CLASSES.get(kind), **options)}, test=part(60, 3))
 
 
 def model(kind: str) -> nn.Module:

@@ -158,6 +158,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: federation(train=Pairs((X[0],))),
         r"client 'ann', train, example 0: tuple found, expected \(x, y\), \(x, \{task: y\}\) or a mapping",
     ),
+    "inputs and labels that are no pair": (
+        lambda: fl.Federation({"ann": fl.Client(X, Y)}, TASKS),
+        r"train, example 0: Tensor found, expected .* a mapping; arrays as a pair: fl.Client\(\(x, y\)\)",
+    ),
+    "pairs of arrays in a list": (
+        lambda: fl.Federation([(X, Y)] * 9, TASKS),
+        r"Federation: clients=\[\(tensor\(.{50,200} \.\.\. found, expected \{name: fl.Client",
+    ),
     "other inputs at the test": (
         lambda: federation(test=(X[:, :2], Y)),
         r"Federation, test: inputs of shape \(2,\) found, but client 'ann', train has \(4,\)",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ FORMS = (
 
 
 def unfit(where: str, what: str, expected: str) -> DataError:
-    """Return the error for data that do not fit."""
-    return DataError(f"{where}: {what} found, expected {expected}")
+    """Return the error for data that do not fit. `what` may be an object of the user's, of any length."""
+    return DataError(f"{where}: {shorten(what, 200, placeholder=' ...')} found, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,9 @@ def _pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple
             raise DataError(f"{where}: no key {keys.inputs!r} (inputs=). Found: {', '.join(map(str, item))}")
         return keys.chosen(item, tasks, where)
     if not isinstance(item, tuple | list) or len(item) < 2:
-        raise unfit(where, type(item).__name__, "(x, y), (x, {task: y}) or a mapping")
+        raise unfit(
+            where, type(item).__name__, "(x, y), (x, {task: y}) or a mapping; arrays as a pair: fl.Client((x, y))"
+        )
     x, *rest = item
     if len(rest) == 1:
         return x, _by_task(rest[0], tasks, where)

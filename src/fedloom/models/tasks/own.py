@@ -256,8 +256,8 @@ def judged(where: str, metric: Any) -> tuple[str, ...]:
 
 
 def task(
-    *,
     kind: str | None = None,
+    *,
     classes: int | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     class_weights: Sequence[float] | None = None,
