@@ -33,10 +33,10 @@ def context() -> BaseContext:
     return server
 
 
-def prepare() -> None:
-    """Start the server of all children, which loads torch while this process does something else."""
+def prepare(*also: str) -> None:
+    """Start the server of all children, which imports `LOADED` and more while this process does something else."""
     if sys.platform == "linux":
-        context()
+        multiprocessing.get_context("forkserver").set_forkserver_preload([*LOADED, *also])
         with _safe_path(), _undisturbed(), _no_main():
             forkserver.ensure_running()
 

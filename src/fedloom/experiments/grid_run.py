@@ -175,6 +175,7 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     by_cell = recipes(grid)
     check_links(path for path in folder.glob("*") if not path.is_dir())
     same_family(grid, folder)
+    processes.prepare("pandas")  # without it a cell that trains a small table imports half of its time
     states = {cell: state_of(cell, recipe, folder) for cell, recipe in by_cell.items()}
     chosen = select(grid, only)
     of_data: dict[str, list[Cell]] = {}
