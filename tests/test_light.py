@@ -8,6 +8,10 @@ from fedloom.federation.recipes.loader import names
 from grid_support import FEDAVG, paper_grid, write_grid
 from tests_support import loaded
 
+COMMANDS = """
+import fedloom.cli.app  # for every press of TAB
+only("pydantic", "yaml")
+"""
 TABLES = """
 from fedloom.study import open_folder, tabulate
 table = tabulate(*open_folder({folder!r}))
@@ -58,5 +62,5 @@ def only(*heavy):
 
 def test_what_needs_no_torch_and_what_no_compiler(tmp_path: Path) -> None:
     folder = write_grid(tmp_path, paper_grid(), {("NYUD", "FedAvg", "-", 0): FEDAVG})
-    parts = (ONLY, TABLES.format(folder=str(folder)), LISTS, RECIPES.format(names=names()), RUN)
+    parts = (ONLY, COMMANDS, TABLES.format(folder=str(folder)), LISTS, RECIPES.format(names=names()), RUN)
     assert not loaded("".join(parts), "torch._dynamo"), "it takes 2 s of CPU"

@@ -21,8 +21,7 @@ from fedloom.cli import shared
 from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError, writing
 from fedloom.core.lazy import need
-from fedloom.core.machine import free_memory
-from fedloom.federation.recipes.runtime import cores
+from fedloom.core.machine import cores, free_memory
 
 TOLD = 50
 """How many predictions on images are printed."""

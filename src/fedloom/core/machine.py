@@ -1,4 +1,4 @@
-"""The free memory of this machine, and checks against it before an allocation.
+"""The cores and the free memory of this machine, and checks against it before an allocation.
 
 Locks that end with the process that holds them."""
 
@@ -15,6 +15,11 @@ from pathlib import Path
 from fedloom.core.errors import InUseError, UserError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # in glibc's malloc.h
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int | None:

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedloom.core.errors import InUseError, RecipeError, StateError, UserError, at, check_links
-from fedloom.core.machine import LOCK, available_memory, locked
+from fedloom.core.machine import LOCK, available_memory, cores, locked
 from fedloom.engines import processes
 from fedloom.engines.processes import end as _end
-from fedloom.federation.recipes.runtime import cores
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.progress import Drawn, Printed, Progress, Silent, suited
 from fedloom.federation.runs.reader import clock

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fedloom.core.machine import cores
 from fedloom.core.settings.section import ClientId, Count, NonNegative, Positive, Problems, Section, carry
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class FlowerSettings(Section):
