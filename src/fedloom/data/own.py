@@ -30,8 +30,8 @@ from fedloom.data.inputs import (
 )
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
-from fedloom.data.pieces import Keys, Piece, aligned, as_input, gathered, has_label, read, scaled, unfit
-from fedloom.data.prepare import Reading, channel_moments, joined_groups
+from fedloom.data.pieces import Keys, Piece, aligned, as_input, gathered, read, scaled, unfit
+from fedloom.data.prepare import Reading, channel_moments, has_label, joined_groups
 from fedloom.models.signal import AXES, Kind, Signal, inferred, sized
 from fedloom.models.tasks.labels import Regression
 from fedloom.models.tasks.own import Description
@@ -450,7 +450,7 @@ def _clients(
         mine = {name: known[name] for name in weights}
         train, val = span(client.train, mine, f"client {who!r}, train", client.group), client.val
         if client.tasks is None:  # a client without any label of a task lacks it
-            mine = {name: known[name] for name, y in parts[-1].labels.items() if has_label(y).any()}
+            mine = {name: known[name] for name, y in parts[-1].labels.items() if has_label(y.numpy()).any()}
             weights = {name: weights[name] for name in mine}
             if not mine:
                 raise DataError(f"client {who!r}, train: no example has a label of any task ({', '.join(known)})")

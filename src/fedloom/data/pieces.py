@@ -21,6 +21,7 @@ from fedloom.core.errors import DataError
 from fedloom.data.dataset import Batch, Examples, ItemExamples, TensorExamples
 from fedloom.data.drawing import CLASSES
 from fedloom.data.inputs import finite, read_folders, turned
+from fedloom.data.prepare import has_label
 from fedloom.models.tasks.dense import Depth, read_depth
 from fedloom.models.tasks.task import IGNORE, Task
 
@@ -443,7 +444,7 @@ def gathered(
         labels[name] = torch.cat([_no_labels(task, (0, *shape)), *columns])
     every = [pair for part in parts for pair in part.labels.items()]
     told = [(name, y) for name, y in every if y.ndim > 1 or y.is_floating_point()]  # classes tell it themselves
-    annotated = {name: has_label(labels[name]) for name, y in told if not has_label(y).all()}
+    annotated = {name: has_label(labels[name].numpy()) for name, y in told if not has_label(y.numpy()).all()}
     tensors = [part.source for part in parts if isinstance(part.source, Tensor)]
     if len(tensors) == len(parts):
         inputs = torch.cat(tensors) if tensors else torch.zeros(0, *shape, dtype=like.dtype)
@@ -453,14 +454,6 @@ def gathered(
     return ItemExamples(
         items, sum(map(len, parts)), shape, labels, domain, annotated=annotated, prefetch=False, held=held
     )
-
-
-def has_label(column: Tensor) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which examples have a label."""
-    if column.ndim == 1 and not column.is_floating_point():
-        return (column >= 0).numpy()
-    known = ~column.isnan() & (column != IGNORE) & (column != -1) if column.ndim > 1 else ~column.isnan()
-    return (known.flatten(1).any(1) if column.ndim > 1 else known).numpy()
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from fedloom.core.errors import DataError, RecipeError, choices, parsing
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import Count, Positive, Section, UnitInterval
+from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +47,16 @@ Known = dict[str, list[int | str]]
 def at_nodes() -> NoReturn:
     """Raise the DataError of data and of a partition that stay with the nodes."""
     raise DataError("data: nodes stays at the nodes, so this machine cannot read it: start the run with `flwr run`")
+
+
+def has_label(labels: Array) -> Array:
+    """Return which examples (N) have a label: a class from 0, a real number, or any number or pixel of several."""
+    if labels.ndim == 1 and labels.dtype.kind != "f":
+        return np.asarray(labels >= 0)
+    known = labels == labels  # NaN is no label
+    if labels.ndim > 1:
+        known = (known & (labels != IGNORE) & (labels != -1)).reshape(len(labels), -1).any(1)
+    return np.asarray(known)
 
 
 def no_repeats(where: str, what: str, names: Sequence[str]) -> None:

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from fedloom.core.errors import DataError, choices, first_of
 from fedloom.data.inputs import ending
-from fedloom.data.prepare import PARTS, Array
+from fedloom.data.prepare import PARTS, Array, has_label
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
 from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
-from fedloom.data.tables.table import Split, labelled, plain_name, rows_of, uneven
+from fedloom.data.tables.table import Split, plain_name, rows_of, uneven
 
 AUC, R2 = 0.97, 0.9
 """A column that tells a label this well alone is taken for another form of it."""
@@ -503,7 +503,7 @@ def _suspicious(
 
 def association(column: Column, kind: Kind, labels: Array, real: bool, rows: Array) -> float:
     """Compute how well a column alone predicts a label on some rows: R2 of a real number, AUC of classes."""
-    rows = rows[labelled(labels[rows])]
+    rows = rows[has_label(labels[rows])]
     y = labels[rows].astype(np.float64)
     if len(y) < 20 or len(np.unique(y)) < 2:
         return 0.0

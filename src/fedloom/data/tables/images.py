@@ -19,13 +19,13 @@ from fedloom.core.settings.section import BelowOne, Count
 from fedloom.data.class_folders import few
 from fedloom.data.combine import Pad, Side
 from fedloom.data.inputs import Fit, ending, marks, pixels_of
-from fedloom.data.prepare import DATASETS, Array, Reading, TestFraction, channel_statistics, copies
+from fedloom.data.prepare import DATASETS, Array, Reading, TestFraction, channel_statistics, copies, has_label
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
 from fedloom.data.tables.files import FAR, FOLDER, IMAGES, Files, base_of, found_in, table_at
 from fedloom.data.tables.preprocessing import MAPS, Label, label_columns
 from fedloom.data.tables.read import Code, Column, Table, text_of
-from fedloom.data.tables.table import Rows, Split, labelled, of_rows, one_sided, plain_name, refuse, rows_of
+from fedloom.data.tables.table import Rows, Split, of_rows, one_sided, plain_name, refuse, rows_of
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _unlike(tasks: Mapping[str, Label], maps: Mapping[str, Tensor], rows: Rows) 
         found_at: dict[str, Array] = {}
         for site, parts in rows.parts.items() if tasks[task].kind == "segmentation" else ():
             places = np.sort(np.concatenate(parts))
-            places = places[labelled(rows.labels[task][places])]
+            places = places[has_label(rows.labels[task][places])]
             values = set(y[np.searchsorted(rows.taken, places)].unique().tolist())
             if len(values - {IGNORE}) == 1:
                 found = f"task {task!r}: class {tasks[task].classes[min(values)]} only found at site {site!r}"

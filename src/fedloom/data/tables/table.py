@@ -17,7 +17,7 @@ from fedloom.core.context import derive_seed
 from fedloom.core.disclosure import hidden, shown
 from fedloom.core.errors import DataError, RecipeError, first_of
 from fedloom.core.settings.section import BelowOne, Count, Section, client_name
-from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, means_by, spread
+from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, has_label, means_by, spread
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.files import Files, base_of, table_at
 from fedloom.data.tables.preprocessing import (
@@ -276,12 +276,6 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
     return labels
 
 
-def labelled(labels: Array) -> Array:
-    """Return which rows have a label: a class (-1: none), or a real number or one of some (NaN: none)."""
-    known: Array = ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
-    return np.asarray(known.any(1) if known.ndim > 1 else known)
-
-
 def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, alone: str | None = None) -> Rows:
     """Read labels, and split each site's rows that have one. Raises DataError where nothing is left to learn. `alone`
     is the only site, one among others elsewhere: it may lack tasks."""
@@ -297,7 +291,7 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
         columns = [split.time] if isinstance(split.time, str) else split.time
         _, times = np.unique([table.column(each).times() for each in columns], axis=1, return_inverse=True)
     given = None if split.column is None else _parts_in(table.column(split.column))
-    has = {task: labelled(column) for task, column in labels.items()}
+    has = {task: has_label(column) for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), [*table.notes]
     if not useful.all():
         notes.append(f"rows without a label of any task, left out: {int((~useful).sum()):,}")
@@ -334,7 +328,7 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
         for about, y in zip(tasks[task].read_from(task), labels[task].reshape(len(there), -1).T, strict=True):
             if tasks[task].kind in ("regression", *MAPS):
                 continue
-            seen = {who: len(np.unique(y[train][labelled(y[train])])) for who, train in trains.items()}
+            seen = {who: len(np.unique(y[train][has_label(y[train])])) for who, train in trains.items()}
             if tasks[task].columns and (lacking := [who for who in seen if who in holders and not seen[who]]):
                 notes.append(f"no label {about!r} of task {task!r} to train on: {first_of(lacking)}")
             if single := [who for who, count in seen.items() if count == 1]:
@@ -357,7 +351,7 @@ def _parts_in(column: Column) -> Array:
 
 def one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array]) -> Iterator[str]:
     """Yield a sentence for each site that alone has a class, but lacks one that all other sites have."""
-    has = {site: {*np.unique(y[labelled(y)]).astype(int).tolist()} for site, y in labels.items()}
+    has = {site: {*np.unique(y[has_label(y)]).astype(int).tolist()} for site, y in labels.items()}
     sites = Counter(each for own in has.values() for each in own)
     for site, own in has.items() if len(has) > 1 else ():
         only = [each for each in own if sites[each] == 1]
@@ -502,13 +496,13 @@ def of_rows(
         real = {task: column for task, column in labels.items() if column.dtype.kind == "f"}
         known = {t: torch.from_numpy(y.astype(np.float32 if t in real else np.int64)) for t, y in labels.items()}
         domain = None if site is None else torch.from_numpy(rows.whose[index])
-        annotated = {task: labelled(column) for task, column in labels.items() if task in real or task in (maps or ())}
+        annotated = {task: has_label(column) for task, column in labels.items() if task in real or task in (maps or ())}
         known |= {task: each[np.searchsorted(rows.taken, index)] for task, each in (maps or {}).items()}
         return TensorExamples(labels=known, domain=domain, annotated=annotated, **inputs(index, training))
 
     shares = []
     for who, (train, val, _) in rows.parts.items():
-        own = [task for task, column in rows.labels.items() if labelled(column[train]).any()]
+        own = [task for task, column in rows.labels.items() if has_label(column[train]).any()]
         if not own:
             raise DataError(f"{where}, site {who!r}: no training row has a label; leave its rows out")
         places, apart = np.searchsorted(rows.learned, train), np.searchsorted(rows.learned, val)
@@ -584,7 +578,7 @@ class OwnTable:
         refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
         rows = rows_of(found, tasks, split, seed, alone=client)
         ((train, _, _),) = rows.parts.values()
-        held = {name: label for name, label in tasks.items() if labelled(rows.labels[name][train]).any()}
+        held = {name: label for name, label in tasks.items() if has_label(rows.labels[name][train]).any()}
         minimum, ranges = about["minimum"], about["ranges"] or {}
         report = TableReport(site=found.site, minimum=minimum, inputs=inputs, tasks=held)
         if private:
@@ -671,7 +665,7 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
         if label.kind in MAPS:
             return []
         if label.kind == "multilabel":
-            known = zip(label.columns, (each[labelled(each)] for each in y.T), strict=True)
+            known = zip(label.columns, (each[has_label(each)] for each in y.T), strict=True)
             some = {name: each for name, each in known if len(each)}
             few = f"<{minimum}"
             return [f"{n} {few}" if len(each) < minimum else shares(("", n), each)[0] for n, each in some.items()]
@@ -683,7 +677,7 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
         row: dict[str, Any] = {"site": name, "rows": shown(sizes[number], minimum)}
         for task, label in tasks.items():
             y = labels[task][which == number]
-            y = y[labelled(y)]
+            y = y[has_label(y)]
             count = shown(len(y), minimum, f"all but <{minimum}" if 0 < sizes[number] - len(y) < minimum else None)
             row[task] = ", ".join([count, *(told(label, y) if len(y) >= minimum else ())])
         sites.append(row)
