@@ -413,15 +413,15 @@ def read_folders(
     that cannot be read, differ in size or have no image, and for labels in an order that the names do not determine.
     """
     sources = _files(images, where)
-    shapes: dict[str, tuple[int, ...]] = {}
 
-    def pixels(name: str) -> Array:
-        found = pixels_of(sources[name])
-        shapes[name] = (len(found), *found.shape[2:])
+    def pixels(file: Path) -> tuple[Array, tuple[int, ...]]:
+        found = pixels_of(file)
         # a copy, because Pillow's memory is read-only
-        return found if size is None else as_images(found.copy(), size, None, str(sources[name])).numpy()
+        read = found if size is None else as_images(found.copy(), size, None, str(file)).numpy()
+        return read, (len(found), *found.shape[2:])
 
-    read = dict(zip(sources, in_threads(pixels, sources), strict=True))
+    both = dict(zip(sources, in_threads(pixels, sources.values()), strict=True))
+    read, shapes = {name: x for name, (x, _) in both.items()}, {name: shape for name, (_, shape) in both.items()}
     forms = {_form(x): sources[name].name for name, x in read.items()}
     if len(forms) > 1:
         (one, a), (two, b) = list(forms.items())[:2]
@@ -436,8 +436,7 @@ def read_folders(
             drawn = _files(folder, about)
             if stray := next((name for name in drawn if name not in read), None):
                 raise DataError(f"{about}: {folder}: {stray!r} belongs to no image in {images}")
-            of_images = {name: shapes[name] for name in read}
-            columns[task] = _maps(of_images, drawn, tasks.get(task), ignored.get(task), about, size)
+            columns[task] = _maps(shapes, drawn, tasks.get(task), ignored.get(task), about, size)
         elif (pairs := _pairs(label)) is not None:
             by_name = _by_name(pairs, sources, f"{about}: {images}")
             columns[task] = [by_name.get(name) for name, x in read.items() for _ in x]
