@@ -21,7 +21,7 @@ from fedloom.core.errors import DataError, choices, parsing
 from fedloom.core.lazy import need
 from fedloom.core.machine import available_memory, need_memory
 from fedloom.data.prepare import PARTS, Array
-from fedloom.data.tables.workbook import sheet
+from fedloom.data.tables.workbook import different, names_of, sheet
 
 if TYPE_CHECKING:
     import pandas
@@ -101,15 +101,15 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
 
     notes, unclear = tuple[str, ...](), dict[str, str]()
     if isinstance(source, pandas.DataFrame):
-        frame, where = source.set_axis([str(name) for name in source.columns], axis=1), "the data frame"
+        where = "the data frame"
+        with parsing(f"{where} cannot be read"):
+            frame = source.set_axis(different([str(name) for name in source.columns]), axis=1)
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
         frame, site, notes, unclear = _folder(path, site) if path.is_dir() else (_file(path), site, (), {})
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
-    if problem := _twice(list(frame.columns)):
-        raise DataError(f"{where}: {problem}")
     for name in frame.columns:
         cells = frame[name] if frame[name].dtype == object else ()
         kind = next((type(cell).__name__ for cell in cells if not _is_cell(cell)), None)
@@ -125,14 +125,6 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
 def _is_cell(cell: Any) -> bool:
     plain = cell is None or isinstance(cell, str | int | float | Decimal | np.generic | date)
     return plain or cell.__class__.__module__[:6] == "pandas"
-
-
-def _twice(names: Sequence[str]) -> str:
-    for name in names:
-        places = [str(place) for place, other in enumerate(names, 1) if other == name]
-        if len(places) > 1:
-            return f"columns {' and '.join(places)} are all named {name!r}; rename them"
-    return ""
 
 
 def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[str, ...], dict[str, str]]:
@@ -254,10 +246,7 @@ def _head(path: Path) -> tuple[list[str], str, int]:
         except csv.Error as error:
             where = f"the row that begins in line {read + bool(stated) + 1}: {error}"
             raise ValueError(f"{where}; check its quotation marks, of which a quoted cell has each twice") from None
-    names = [" ".join(name.split()) or f"column {place}" for place, name in enumerate(head, 1)]
-    if problem := _twice(names):
-        raise ValueError(problem)
-    return names, separator, int(bool(stated))
+    return names_of(head), separator, int(bool(stated))
 
 
 def _plain(file: Iterable[str]) -> Iterator[str]:

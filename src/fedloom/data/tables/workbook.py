@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Iterable
 from datetime import time, timedelta
 from functools import reduce
 from pathlib import Path
@@ -24,6 +25,21 @@ _BYTES = 100
 """Memory that a cell takes, also an empty one between others, while the reader and pandas both hold it."""
 
 
+def names_of(cells: Iterable[Any]) -> list[str]:
+    """Return the names of columns, of a blank one by its place. Raises ValueError where two are the same."""
+    names = [" ".join(str(cell).split()) for cell in cells]
+    return different([name or f"column {place}" for place, name in enumerate(names, 1)])
+
+
+def different(names: list[str]) -> list[str]:
+    """Return names of columns as they are. Raises ValueError where two are the same."""
+    for name in names:
+        places = [str(place) for place, other in enumerate(names, 1) if other == name]
+        if len(places) > 1:
+            raise ValueError(f"columns {' and '.join(places)} are all named {name!r}; rename them")
+    return names
+
+
 def sheet(path: Path) -> pandas.DataFrame:
     """Read the only sheet that has cells; the first row with cells names the columns. Raises ValueError where two
     sheets have cells, cells are merged, a formula has no result, or lines stand above the names."""
@@ -37,7 +53,7 @@ def sheet(path: Path) -> pandas.DataFrame:
     sheets = pandas.read_excel(
         path, sheet_name=None, header=None, dtype=object, keep_default_na=False, engine="calamine"
     )
-    full = {name: cells.map(_value).dropna(how="all").dropna(axis=1, how="all") for name, cells in sheets.items()}
+    full = {name: cells.map(_value).dropna(how="all") for name, cells in sheets.items()}
     found = {name: cells for name, cells in full.items() if len(cells)}
     if not found:
         raise ValueError("it is empty")
@@ -45,13 +61,14 @@ def sheet(path: Path) -> pandas.DataFrame:
         both = " and ".join(map(repr, [*found][:2]))
         raise ValueError(f"sheets {both} have cells, expected one such sheet; save each as a file of its own")
     (cells,) = found.values()
-    few, *others = cells.notna().sum(axis=1)
-    if few < max(others, default=0) - 1:  # pandas leaves its index without a name
-        most = f"a row below {max(others)}; remove rows above the names, and name each column"
-        raise ValueError(f"the first row with cells has {few}, {most}")
-    head = cells.iloc[0].items()
-    names = [f"column {i + 1}" if pandas.isna(name) else " ".join(str(name).split()) for i, name in head]
-    return cells.iloc[1:].set_axis(names, axis=1).infer_objects()
+    head, body = cells.iloc[0], cells.iloc[1:]
+    few, most = head.count(), max(body.count(axis=1), default=0)
+    if few < most - 1:  # pandas leaves its index without a name
+        raise ValueError(
+            f"the first row with cells has {few}, a row below {most}; remove rows above the names, and name each column"
+        )
+    frame = body.set_axis(names_of("" if pandas.isna(cell) else cell for cell in head), axis=1)
+    return frame.loc[:, (head.notna() | body.notna().any()).to_numpy()].infer_objects()
 
 
 def _value(cell: Any) -> Any:
