@@ -39,7 +39,7 @@ from fedloom.data.tables.preprocessing import (
     with_noise,
 )
 from fedloom.data.tables.read import Column, Table, read
-from fedloom.data.tables.table import Split, TableReport, rows_of
+from fedloom.data.tables.table import RowSplit, TableReport, rows_of
 from fedloom.errors import DataError, RecipeError, UserError
 from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.federation.rounds.privacy import PrivacyTerms
@@ -125,7 +125,7 @@ def test_a_sites_split_and_own_numbers_depend_on_its_own_rows_alone() -> None:
 @settings(max_examples=60, deadline=None)
 def test_a_split_gives_each_row_to_one_part(count: int, seed: int, limit: int | None) -> None:
     labels = [np.random.default_rng(seed).integers(0, 2, count)]
-    parts = Split(limit=limit).of(labels, seed, "a")
+    parts = RowSplit(limit=limit).of(labels, seed, "a")
     assert sorted(np.concatenate(parts).tolist()) == list(range(count))
     train, val, test = map(len, parts)
     assert train >= 1
@@ -141,7 +141,7 @@ def test_rows_of_one_patient_stay_in_one_part(tmp_path: Path) -> None:
     visits.to_csv(tmp_path / "t.csv", index=False)
     visits[visits.site == "b"].to_csv(tmp_path / "b.csv", index=False)
     label = {"ill": Label(kind="binary", classes=("0", "1"))}
-    split = Split(val=0.2, group="patient")
+    split = RowSplit(val_fraction=0.2, group="patient")
     parts = rows_of(read(str(tmp_path / "t.csv"), "site", ()), label, split, 0).parts
     assert all(len(part) > 20 for site in parts.values() for part in site)
     whose = [set(visits.patient[np.concatenate([site[part] for site in parts.values()])].dropna()) for part in range(3)]
@@ -150,9 +150,9 @@ def test_rows_of_one_patient_stay_in_one_part(tmp_path: Path) -> None:
     alone = rows_of(read(str(tmp_path / "b.csv"), "site", ()), label, split, 0, alone="b").parts["b"]
     rows_of_b = np.flatnonzero(visits.site == "b")
     assert all(np.array_equal(rows_of_b[a], b) for a, b in zip(alone, parts["b"], strict=True))
-    by_itself = Split().of([visits.ill.to_numpy()], 0, "a", np.arange(480))
+    by_itself = RowSplit().of([visits.ill.to_numpy()], 0, "a", np.arange(480))
     assert all(
-        np.array_equal(a, b) for a, b in zip(by_itself, Split().of([visits.ill.to_numpy()], 0, "a"), strict=True)
+        np.array_equal(a, b) for a, b in zip(by_itself, RowSplit().of([visits.ill.to_numpy()], 0, "a"), strict=True)
     )
 
     recipe_of = recipe(tmp_path / "t.csv")
@@ -179,19 +179,21 @@ def test_a_sites_last_rows_are_its_tests(tmp_path: Path) -> None:
     for column, values in {"at": table["at"], "hour": hours, "day": utc, "points": points}.items():
         read_rows = read(table.assign(**{column: values}), "site", ())
         for seed in (0, 1):
-            parts = rows_of(read_rows, label, Split(time=column), seed).parts
+            parts = rows_of(read_rows, label, RowSplit(time=column), seed).parts
             for train, val, test in parts.values():
                 assert len(train) > len(test) > len(val) > 1
                 assert hours[train].max() < hours[val].min() <= hours[val].max() < hours[test].min()
     two = table.assign(day=hours // 24, hour=hours % 24)
-    apart = [rows_of(read(two, "site", ()), label, Split(time=each), 0).parts for each in (["day", "hour"], "at")]
+    apart = [rows_of(read(two, "site", ()), label, RowSplit(time=each), 0).parts for each in (["day", "hour"], "at")]
     assert all(np.array_equal(*pair) for name in apart[0] for pair in zip(*(each[name] for each in apart), strict=True))
     table["year"] = hours // 60  # all rows of a year are at one time: their order in the file decides
-    years = [rows_of(read(table, "site", ()), label, Split(time="year"), seed).parts for seed in (0, 1)]
+    years = [rows_of(read(table, "site", ()), label, RowSplit(time="year"), seed).parts for seed in (0, 1)]
     assert all(np.array_equal(*pair) for name in years[0] for pair in zip(*(of[name] for of in years), strict=True))
     table = table.drop(columns="year")
     grouped = table.assign(who=[f"p{hour // 4}" for hour in hours])
-    for train, val, test in rows_of(read(grouped, "site", ()), label, Split(group="who", time="at"), 0).parts.values():
+    for train, val, test in rows_of(
+        read(grouped, "site", ()), label, RowSplit(group="who", time="at"), 0
+    ).parts.values():
         assert (hours[train] // 4).max() < (hours[val] // 4).min() <= (hours[val] // 4).max() < (hours[test] // 4).min()
 
     table.to_csv(tmp_path / "t.csv", index=False)

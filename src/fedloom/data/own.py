@@ -235,7 +235,7 @@ class Federation:
         names the column and the site.
         """
         from fedloom.data.tables.columns import draft
-        from fedloom.data.tables.table import Split, build
+        from fedloom.data.tables.table import RowSplit, build
 
         if isinstance(tasks, str) or not isinstance(tasks, Sequence | Mapping) or not tasks:
             raise DataError(f"from_table: tasks={tasks!r} found, expected columns, or {{column: fl.task(...)}}")
@@ -246,7 +246,8 @@ class Federation:
         if time is not None and not time:
             raise DataError("from_table: time=[] found, expected a column, or several")
         plan = draft(source, known, site, chosen, away, codes, preprocess, minimum)
-        split = Split(group=group, time=time, column=plan.split if time is None else None)
+        days = time if time is None or isinstance(time, str) else [*time]
+        split = RowSplit(group=group, time=days, split=plan.split if time is None else None)
         built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, split, seed, plan.stored, ranges)
         gone = [note for note in built.notes if "left out" in note]
         if plan.refused or gone:

@@ -65,6 +65,11 @@ def no_repeats(where: str, what: str, names: Sequence[str]) -> None:
         raise RecipeError(f"{where}: {what} {twice[0]!r} is named twice")
 
 
+def part_of(fraction: float, count: int) -> int:
+    """Return a share of some examples as a number: rounded, at least one and at most all but one."""
+    return min(max(1, round(fraction * count)), count - 1)
+
+
 def stratified(strata: Array, fraction: float, seed: int) -> Array:
     """Return which examples (N, bool) go to the test part: `fraction` of each stratum.
 
@@ -75,8 +80,7 @@ def stratified(strata: Array, fraction: float, seed: int) -> Array:
     rng = np.random.default_rng(derive_seed(seed, "data", "test"))
     for value in np.unique(strata):
         members = rng.permutation(np.flatnonzero(strata == value))
-        count = min(max(1, round(fraction * len(members))), len(members) - 1)
-        test[members[:count]] = True
+        test[members[: part_of(fraction, len(members))]] = True
     return test
 
 
@@ -92,8 +96,7 @@ def stratified_groups(groups: Array, columns: Sequence[Array], domain: Array, fr
     for value in np.unique(home):
         some = np.flatnonzero(home == value)
         order = some[np.lexsort((rng.permutation(len(some)), *(mean[some] for mean in reversed(means))))]
-        count = min(max(1, round(fraction * len(some))), len(some) - 1)
-        test[spread(order, count, rng)[1]] = True
+        test[spread(order, part_of(fraction, len(some)), rng)[1]] = True
     return np.asarray(test[member])
 
 

@@ -19,7 +19,7 @@ from fedloom.core.errors import DataError, RecipeError, unknown
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import BelowOne, ClientId, Count, NonNegative, Positive, client_name
 from fedloom.data.partition.table import Indices, Labels, Partition, Pool, Share, are_classes
-from fedloom.data.prepare import at_nodes
+from fedloom.data.prepare import at_nodes, part_of
 
 _OWN = ("fedloom.data.partition.table:Partition", "collections.abc:Mapping", "builtins:list")
 PARTITIONERS = Registry("partition", "fedloom.partitions", _OWN)
@@ -535,9 +535,7 @@ def set_apart(
         _, chosen = set_apart(np.unique(group[index]), val_fraction, priority)
         apart = np.isin(group[index], chosen)
         return np.sort(index[~apart]), np.sort(index[apart])
-    val = round(val_fraction * len(index))
-    if val_fraction > 0:
-        val = min(max(1, val), len(index) - 1)
+    val = part_of(val_fraction, len(index)) if val_fraction > 0 else 0
     ranked = index[np.argsort(priority[index])]
     return np.sort(ranked[val:]), np.sort(ranked[:val])
 

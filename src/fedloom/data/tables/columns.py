@@ -16,7 +16,7 @@ from fedloom.data.inputs import ending
 from fedloom.data.prepare import PARTS, Array, has_label
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
 from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
-from fedloom.data.tables.table import Split, plain_name, rows_of, uneven
+from fedloom.data.tables.table import RowSplit, plain_name, rows_of, uneven
 
 AUC, R2 = 0.97, 0.9
 """A column that tells a label this well alone is taken for another form of it."""
@@ -152,7 +152,7 @@ def draft(
             what = "a label" if name in wanted else "named as an input"
             raise DataError(f"{where}, column {name!r}: it is {what}, so it cannot be left out as well")
     part = split_in(table, {*wanted, site, *away, *(chosen or ())})
-    rows = rows_of(table, tasks, Split(column=part), 0)
+    rows = rows_of(table, tasks, RowSplit(split=part), 0)
     trains = [train for train, _, _ in rows.parts.values()]
     train = np.sort(np.concatenate(trains))
     some = train[:: -(-len(train) // _ROWS)]

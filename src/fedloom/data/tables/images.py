@@ -15,17 +15,16 @@ from pydantic import Field
 
 from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.machine import need_memory
-from fedloom.core.settings.section import BelowOne, Count
 from fedloom.data.class_folders import few
 from fedloom.data.combine import Pad, Side
 from fedloom.data.inputs import Fit, ending, marks, pixels_of
-from fedloom.data.prepare import DATASETS, Array, Reading, TestFraction, channel_statistics, copies, has_label
+from fedloom.data.prepare import DATASETS, Array, Reading, channel_statistics, copies, has_label
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
 from fedloom.data.tables.files import FAR, FOLDER, IMAGES, Files, base_of, found_in, table_at
 from fedloom.data.tables.preprocessing import MAPS, Label, label_columns
 from fedloom.data.tables.read import Code, Column, Table, text_of
-from fedloom.data.tables.table import Rows, Split, of_rows, one_sided, plain_name, refuse, rows_of
+from fedloom.data.tables.table import Rows, RowSplit, of_rows, one_sided, plain_name, refuse, rows_of
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -56,13 +55,7 @@ def image_table(
     fit: Fit = "stretch",
     pad: Pad = 4,
     flip: bool = False,
-    test_fraction: TestFraction = 0.2,
-    val_fraction: BelowOne = 0.1,
-    limit: Count | None = None,
-    least: Count = 1,
-    group: str | None = None,
-    time: str | Annotated[list[str], Field(min_length=1)] | None = None,
-    split: str | None = None,
+    rules: RowSplit,
 ) -> Dataset:
     """Read images and their labels from a table with a row for each image. Needs pillow. `fedloom init` writes it.
 
@@ -90,14 +83,13 @@ def image_table(
     """
     from fedloom.data.transforms import MEAN, STD, Crop
 
-    rules = Split(test_fraction, val_fraction, limit, least, group, time, split)
     place = Path(path).expanduser()
     whole, base = table_at(place, site, missing or ()), base_of(place, root)
     refuse(whole.where, {task: label for task, label in tasks.items() if label.root is None}, (image,))
     if fit != "stretch" and any(label.kind in MAPS for label in tasks.values()):
         raise RecipeError(f"data.fit: {fit} found, expected stretch for labels of pixels (kinds {', '.join(MAPS)})")
     files = Files.of(whole, base, image, tasks)
-    if group is None and files.level.any():
+    if rules.group is None and files.level.any():
         rules = replace(rules, group=image)
     rows = rows_of(files.table, files.tasks, rules, seed)
     known = dict(files.tasks)
@@ -245,7 +237,7 @@ def draft_of_images(
     tasks |= labels_in(table, cells, "local") if cells or not tasks else {}
     refuse(table.where, {task: label for task, label in tasks.items() if label.root is None}, [image])
     part = split_in(table, {table.site, image, *label_columns(tasks)})
-    rows = rows_of(table, tasks, Split(column=part), 0)
+    rows = rows_of(table, tasks, RowSplit(split=part), 0)
     names = [name for name in map(str, table.frame) if name != table.site]
     notes = rows.notes
     if path.is_dir() and FOLDER in table.frame and table.site != FOLDER:

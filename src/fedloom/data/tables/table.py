@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -16,8 +16,9 @@ from pydantic import AfterValidator, Field, FiniteFloat
 from fedloom.core.context import derive_seed
 from fedloom.core.disclosure import hidden, shown
 from fedloom.core.errors import DataError, RecipeError, first_of
+from fedloom.core.settings.section import PARTS as SECTIONS
 from fedloom.core.settings.section import BelowOne, Count, Section, client_name
-from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, has_label, means_by, spread
+from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, has_label, means_by, part_of, spread
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.files import Files, base_of, table_at
 from fedloom.data.tables.preprocessing import (
@@ -58,79 +59,27 @@ EVERYONE = "all"
 """The site of a table without a column of sites."""
 
 
-@DATASETS.register("table")
-def table(
-    seed: int,
-    *,
-    path: str,
-    tasks: Annotated[dict[str, CellLabel], Field(min_length=1)],
-    inputs: Inputs,
-    left_out: dict[str, str] | None = None,
-    site: str | None = None,
-    missing: list[Code] | None = None,
-    preprocess: Mode = "federated",
-    minimum: Count = 5,
-    ranges: dict[str, Range] | None = None,
-    test_fraction: TestFraction = 0.2,
-    val_fraction: BelowOne = 0.1,
-    limit: Count | None = None,
-    least: Count = 1,
-    group: str | None = None,
-    time: str | Annotated[list[str], Field(min_length=1)] | None = None,
-    split: str | None = None,
-) -> Dataset:
-    """Read a table of several sites, a client each: a CSV (also .gz, .xz) or Parquet file, or a folder with one a site.
-
-    `site` is the column of a row's site; in a folder, without one, the files' names are the sites. `tasks` are labels,
-    {task: {kind: binary, classification or regression, ...}}, of the column `column` (by default the task's name);
-    `classes` are in their order. `inputs` are {column: number, yes/no, category, or a list of categories}, and
-    `left_out` are all other columns with the reason. `missing` are cells that mean missing, beside empty ones, NA and
-    NaN. `fedloom init FILE` writes all of these.
-
-    A row without a label of a task is left out for this task only, and a site that has no label of a task lacks it.
-    Each site's rows are split by itself: the share `test_fraction` for tests, and of the rest `val_fraction` for
-    validation, each spread over the labels. With `limit` a site has that many rows for training and validation, and
-    the rest is for tests; sites of fewer than `least` rows take no part. Rows with the same cell in the column `group`,
-    such as the visits of a patient, stay in one part; then the shares and `limit` count patients. With `time`, a
-    column of numbers or of times as in 2024-03-31T14:00+02:00 or 31.3.2024, or several such as [year, month], a
-    site's tests are its last rows (or the patients who came last), and its validation rows the last before these.
-    `split` is a column that says train, val or test; without rows of val, `val_fraction` of the training rows is
-    for validation.
-
-    Numbers are standardised and missing ones become the mean, with an input that says so; a category becomes an input
-    for each of its values. `preprocess: federated` takes the mean, the deviation and the categories from counts and
-    sums that sites send of their training rows, without cells of fewer than `minimum` rows; `local` sends nothing: each
-    site is scaled by its own numbers, and the recipe lists the categories. With a section `privacy`, they send counts
-    and sums with noise, of numbers clipped to `ranges` ({column: [least, most]}), and the recipe lists the categories.
-
-    Raises DataError for what does not fit, naming the column and the site.
-    """
-    rules = Split(test_fraction, val_fraction, limit, least, group, time, split)
-    cells = read(path, site, missing or ())
-    return build(cells, tasks, {**inputs}, preprocess, minimum, rules, seed, left_out, ranges)
-
-
 @dataclass(frozen=True)
-class Split:
-    """The split of each site's rows."""
+class RowSplit:
+    """The split of each site's rows, as keys of the data sets that take it."""
 
-    test: float = 0.2
-    val: float = 0.1
-    limit: int | None = None
-    least: int = 1
+    test_fraction: TestFraction = 0.2
+    val_fraction: BelowOne = 0.1
+    limit: Count | None = None
+    least: Count = 1
     group: str | None = None
-    time: str | Sequence[str] | None = None
-    column: str | None = None
+    time: str | Annotated[list[str], Field(min_length=1)] | None = None
+    split: str | None = None
 
     def __post_init__(self) -> None:
-        if self.column is not None and (self.time is not None or self.limit is not None):
+        if self.split is not None and (self.time is not None or self.limit is not None):
             other = "data.limit" if self.time is None else "data.time"
             raise RecipeError(f"data.split names the rows for tests, and so does {other}: leave one of them out")
 
     def without_group(self, inputs: Mapping[str, D]) -> dict[str, D]:
         """Return inputs without the columns that say whose a row is, and in which part: nobody in the test part is in
         training."""
-        return {name: kind for name, kind in inputs.items() if name not in (self.group, self.column)}
+        return {name: kind for name, kind in inputs.items() if name not in (self.group, self.split)}
 
     def of(
         self,
@@ -168,14 +117,62 @@ class Split:
         rng = np.random.default_rng(derive_seed(seed, "data", "table", site))
         ties = rng.permutation(count) if times is None else np.arange(count)  # rows of one time stay as in the file
         order = np.lexsort((ties, *(reversed(labels) if times is None else (times,))))
-        test = min(max(round(self.test * count), 1), count - 1) if with_tests else 0
+        test = part_of(self.test_fraction, count) if with_tests else 0
         if self.limit is not None:
             test = max(test, count - self.limit)
         apart = spread if times is None else _last
         order, tests = apart(order, test, rng)
-        val = min(max(round(self.val * len(order)), 1), len(order) - 1) if self.val and len(order) > 2 else 0
+        val = part_of(self.val_fraction, len(order)) if self.val_fraction and len(order) > 2 else 0
         train, vals = apart(order, val, rng)
         return np.sort(train), np.sort(vals), np.sort(tests)
+
+
+SECTIONS["RowSplit"] = "fedloom.data.tables.table:RowSplit", RowSplit
+
+
+@DATASETS.register("table")
+def table(
+    seed: int,
+    *,
+    path: str,
+    tasks: Annotated[dict[str, CellLabel], Field(min_length=1)],
+    inputs: Inputs,
+    left_out: dict[str, str] | None = None,
+    site: str | None = None,
+    missing: list[Code] | None = None,
+    preprocess: Mode = "federated",
+    minimum: Count = 5,
+    ranges: dict[str, Range] | None = None,
+    rules: RowSplit,
+) -> Dataset:
+    """Read a table of several sites, a client each: a CSV (also .gz, .xz) or Parquet file, or a folder with one a site.
+
+    `site` is the column of a row's site; in a folder, without one, the files' names are the sites. `tasks` are labels,
+    {task: {kind: binary, classification or regression, ...}}, of the column `column` (by default the task's name);
+    `classes` are in their order. `inputs` are {column: number, yes/no, category, or a list of categories}, and
+    `left_out` are all other columns with the reason. `missing` are cells that mean missing, beside empty ones, NA and
+    NaN. `fedloom init FILE` writes all of these.
+
+    A row without a label of a task is left out for this task only, and a site that has no label of a task lacks it.
+    Each site's rows are split by itself: the share `test_fraction` for tests, and of the rest `val_fraction` for
+    validation, each spread over the labels. With `limit` a site has that many rows for training and validation, and
+    the rest is for tests; sites of fewer than `least` rows take no part. Rows with the same cell in the column `group`,
+    such as the visits of a patient, stay in one part; then the shares and `limit` count patients. With `time`, a
+    column of numbers or of times as in 2024-03-31T14:00+02:00 or 31.3.2024, or several such as [year, month], a
+    site's tests are its last rows (or the patients who came last), and its validation rows the last before these.
+    `split` is a column that says train, val or test; without rows of val, `val_fraction` of the training rows is
+    for validation.
+
+    Numbers are standardised and missing ones become the mean, with an input that says so; a category becomes an input
+    for each of its values. `preprocess: federated` takes the mean, the deviation and the categories from counts and
+    sums that sites send of their training rows, without cells of fewer than `minimum` rows; `local` sends nothing: each
+    site is scaled by its own numbers, and the recipe lists the categories. With a section `privacy`, they send counts
+    and sums with noise, of numbers clipped to `ranges` ({column: [least, most]}), and the recipe lists the categories.
+
+    Raises DataError for what does not fit, naming the column and the site.
+    """
+    cells = read(path, site, missing or ())
+    return build(cells, tasks, {**inputs}, preprocess, minimum, rules, seed, left_out, ranges)
 
 
 def _last(order: Array, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -276,7 +273,7 @@ def labels_of(table: Table, tasks: Mapping[str, Label]) -> dict[str, Array]:
     return labels
 
 
-def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, alone: str | None = None) -> Rows:
+def rows_of(table: Table, tasks: Mapping[str, Label], split: RowSplit, seed: int, alone: str | None = None) -> Rows:
     """Read labels, and split each site's rows that have one. Raises DataError where nothing is left to learn. `alone`
     is the only site, one among others elsewhere: it may lack tasks."""
     labels = labels_of(table, tasks)
@@ -290,7 +287,7 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: Split, seed: int, a
     if split.time is not None:
         columns = [split.time] if isinstance(split.time, str) else split.time
         _, times = np.unique([table.column(each).times() for each in columns], axis=1, return_inverse=True)
-    given = None if split.column is None else _parts_in(table.column(split.column))
+    given = None if split.split is None else _parts_in(table.column(split.split))
     has = {task: has_label(column) for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), [*table.notes]
     if not useful.all():
@@ -422,7 +419,7 @@ def build(
     inputs: Mapping[str, Kind | Sequence[str]],
     mode: Mode,
     minimum: int,
-    split: Split,
+    split: RowSplit,
     seed: int,
     left_out: Mapping[str, str] | None = None,
     ranges: Ranges | None = None,
@@ -572,8 +569,7 @@ class OwnTable:
         """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit. With
         `private` the report has shares of clipped numbers."""
         found = read(about["path"], about["site"], about["missing"] or ())
-        keys = ("test_fraction", "val_fraction", "limit", "least", "group", "time", "split")
-        split = Split(*(about[key] for key in keys))
+        split = RowSplit(**{key.name: about[key.name] for key in fields(RowSplit)})
         tasks, inputs = about["tasks"], split.without_group(about["inputs"])
         refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
         rows = rows_of(found, tasks, split, seed, alone=client)
@@ -730,5 +726,5 @@ def ist(
             outcome = _OUTCOMES[(place + step * (1 + place // len(_OUTCOMES))) % len(_OUTCOMES)]
             table.frame.loc[which == number, outcome] = np.nan
     tasks = {name: Label(kind="binary", classes=("0", "1"), metric="auc") for name in _OUTCOMES}
-    split = Split(val=1 / 3, limit=limit, least=least)  # of 15 patients, a tenth, no AUC says anything
+    split = RowSplit(val_fraction=1 / 3, limit=limit, least=least)  # of 15 patients, a tenth, no AUC says anything
     return replace(build(table, tasks, _KNOWN, "federated", 5, split, seed, _LEFT_OUT), notes=(), doubts=())
