@@ -86,9 +86,7 @@ def left_out(around: Mapping[str, Content], classes: Mapping[str, Content]) -> t
 
 def alike(classes: Sequence[str]) -> Iterator[str]:
     """Yield a sentence about class folders whose names differ in case or blanks only, where there are some."""
-    last = {name.strip().casefold(): name for name in classes}
-    both = [f"{name!r} and {other!r}" for name in classes if (other := last[name.strip().casefold()]) != name]
-    if both:
+    if both := [f"{name!r} and {other!r}" for name, other in prepare.alike(classes)]:
         yield f"names of classes differ in case or blanks only: {few(both)}; if each is one class, write them alike"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -198,9 +197,8 @@ def split_list(file: Path) -> tuple[str, ...]:
     names = [name for name in names if name]
     if not names:
         raise DataError(f"{file}: expected one image name per line, found none")
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise DataError(f"{file}: image {name!r} is named twice")
+    no_repeats(str(file), "image", names, DataError)
+    for name in names:
         if not Path(name).parts or ".." in Path(name).parts or Path(name).is_absolute():
             raise DataError(f"{file}: expected image names, found {name!r}")
     return tuple(names)

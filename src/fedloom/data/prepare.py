@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from fedloom.core.context import derive_seed
-from fedloom.core.errors import DataError, RecipeError, choices, parsing
+from fedloom.core.errors import DataError, RecipeError, UserError, choices, parsing
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import Count, Positive, Section, UnitInterval
@@ -59,10 +59,22 @@ def has_label(labels: Array) -> Array:
     return np.asarray(known)
 
 
-def no_repeats(where: str, what: str, names: Sequence[str]) -> None:
-    """Raise RecipeError where a task, a domain or the like (`what`) is named twice."""
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise RecipeError(f"{where}: {what} {twice[0]!r} is named twice")
+def twice(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once."""
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def no_repeats(where: str, what: str, names: Iterable[str], error: type[UserError] = RecipeError) -> None:
+    """Raise an error where a task, a domain or the like (`what`) is named twice."""
+    if again := twice(names):
+        raise error(f"{where}: {what} {again[0]!r} is named twice")
+
+
+def alike(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return each name that differs from an earlier one in case or blanks only, behind the earlier one."""
+    first: dict[str, str] = {}
+    pairs = [(first.setdefault(name.strip().casefold(), name), name) for name in names]
+    return [(one, other) for one, other in pairs if one != other]
 
 
 def part_of(fraction: float, count: int) -> int:

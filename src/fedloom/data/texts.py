@@ -213,9 +213,8 @@ def words_in(file: Path) -> list[str]:
     for word in lines:
         if words_of(word) != [word]:
             raise DataError(f"{file}: expected a word in lower case on each line, found {word[:40]!r}")
-    if len(set(lines)) < len(lines):
-        twice = next(word for word, count in Counter(lines).items() if count > 1)
-        raise DataError(f"{file}: expected different words, found {twice[:40]!r} twice")
+    if again := prepare.twice(lines):
+        raise DataError(f"{file}: expected different words, found {again[0][:40]!r} twice")
     return lines
 
 

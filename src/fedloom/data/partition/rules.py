@@ -19,7 +19,7 @@ from fedloom.core.errors import DataError, RecipeError, unknown
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import BelowOne, ClientId, Count, NonNegative, Positive, client_name
 from fedloom.data.partition.table import Indices, Labels, Partition, Pool, Share, are_classes
-from fedloom.data.prepare import at_nodes, part_of
+from fedloom.data.prepare import at_nodes, no_repeats, part_of
 
 _OWN = ("fedloom.data.partition.table:Partition", "collections.abc:Mapping", "builtins:list")
 PARTITIONERS = Registry("partition", "fedloom.partitions", _OWN)
@@ -234,9 +234,7 @@ def _given(pool: Pool, groups: list[Names], clients: int | None) -> Held:
     """Return the groups, repeated until there are `clients`; RecipeError where they do not fit."""
     known_tasks(pool, groups, "task-groups, group")
     for number, group in enumerate(groups):
-        for task in group:
-            if group.count(task) > 1:
-                raise RecipeError(f"task-groups, group {number}: task {task!r} is named twice")
+        no_repeats(f"task-groups, group {number}", "task", group)
     if clients is not None and clients < len(groups):
         raise RecipeError(f"task-groups: expected a client for each of {len(groups)} groups, found {clients}")
     for task in pool.tasks:

@@ -14,7 +14,7 @@ from pydantic import Field
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Count, UnitInterval
-from fedloom.data.prepare import DATASETS, Array, Augment, DenseKind, cache_folder, kept, resolve
+from fedloom.data.prepare import DATASETS, Array, Augment, DenseKind, cache_folder, kept, no_repeats, resolve
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset, Examples
@@ -74,8 +74,7 @@ def scenes(
     if tasks is not None and setting != "all":
         raise RecipeError(f"scenes: setting {setting!r} determines the tasks: leave tasks or setting out")
     names = tuple(tasks or SETTINGS[setting])
-    if len(set(names)) < len(names):
-        raise RecipeError(f"scenes: a task is named twice in {', '.join(names)}")
+    no_repeats("scenes", "task", names)
     from fedloom.data.dataset import Dataset
     from fedloom.data.scenes.world import CLASSES, PARTS
     from fedloom.models.tasks.dense import KINDS

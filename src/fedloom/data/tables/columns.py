@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from fedloom.core.errors import DataError, choices, first_of
 from fedloom.data.inputs import ending
-from fedloom.data.prepare import PARTS, Array, has_label
+from fedloom.data.prepare import PARTS, Array, alike, has_label
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
 from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
 from fedloom.data.tables.table import RowSplit, plain_name, rows_of, uneven
@@ -322,11 +322,8 @@ def _refuse_strange_classes(column: Column, is_guess: bool) -> None:
     """Raise DataError for labels that differ in writing only, or that occur once. `is_guess`: nobody has said that they
     are classes."""
     distinct = column.distinct
-    folded = [text.casefold() for text in distinct]
-    for place, text in enumerate(folded):
-        if (first := folded.index(text)) < place:
-            both = f"{distinct[first]!r} and {distinct[place]!r}"
-            column.fail(f"labels {both} found, which differ in case only; write them alike")
+    for one, other in alike(distinct):
+        column.fail(f"labels {one!r} and {other!r} found, which differ in case only; write them alike")
     if len(distinct) > 2 and column.yes is not None:
         column.fail(f"{', '.join(distinct)} found for yes and no; write all yes alike and all no alike")
     sizes = np.bincount(column.index[column.index >= 0])

@@ -18,7 +18,7 @@ from fedloom.core.disclosure import hidden, shown
 from fedloom.core.errors import DataError, RecipeError, first_of
 from fedloom.core.settings.section import PARTS as SECTIONS
 from fedloom.core.settings.section import BelowOne, Count, Section, client_name
-from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, has_label, means_by, part_of, spread
+from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, alike, has_label, means_by, part_of, spread
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.files import Files, base_of, table_at
 from fedloom.data.tables.preprocessing import (
@@ -239,8 +239,8 @@ def sites_of(table: Table, site: str | None, alone: str = EVERYONE) -> tuple[Arr
     folded = [name.casefold() for name in names]
     for name, text in zip(folded, column.distinct, strict=True):
         if (first := column.distinct[folded.index(name)]) != text:
-            alike = "write them alike if they are one site, else rename one"
-            column.fail(f"sites {first!r} and {text!r} would both be client {name!r}; {alike}")
+            advice = "write them alike if they are one site, else rename one"
+            column.fail(f"sites {first!r} and {text!r} would both be client {name!r}; {advice}")
     order = sorted(range(len(names)), key=names.__getitem__)
     return np.argsort(order)[column.index], [names[i] for i in order]
 
@@ -368,9 +368,8 @@ def uneven(table: Table, inputs: Mapping[str, Kind | Sequence[str]], rows: Rows,
             yield f"{name}: no value at {first_of(lacking)}"
         trains = [train for train, _, _ in rows.parts.values()] if kind == "category" else []
         known = sorted({text for train in trains for text in fitting.statistics(column, kind, train, minimum).values})
-        folded = [text.casefold() for text in known]
-        if alike := [text for text in known if folded.count(text.casefold()) > 1]:
-            yield f"{name}: categories {', '.join(alike)} differ only in case; write them alike if they mean the same"
+        if same := sorted({text for pair in alike(known) for text in pair}):
+            yield f"{name}: categories {', '.join(same)} differ only in case; write them alike if they mean the same"
         yield from _other_units(column, whole, minimum) if kind == "number" else ()
 
 
