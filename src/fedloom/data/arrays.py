@@ -158,14 +158,13 @@ def arrays(
         where = f"arrays, {store.path}"
         parts = [read(store, split) for split in named]
         names = store.names(domain_names) if domain_names is not None else None
-    called = {task: _code(where, task, parts, classes.get(task)) for task in labels}
+    found = {task: _classes(where, task, parts, classes.get(task)) for task in labels}
     domains = _number_domains(where, parts, names)
     if test_fraction is not None:
         parts = parts[0].cut(test_fraction, seed)
         if not len(parts[1].inputs):
             lacks = "no class has two examples" if group is None else f"no domain has two groups ({group!r})"
             raise DataError(f"{where}: {lacks}, so no test part can be split off")
-    counts = {task: _classes(where, task, parts, called[task], classes.get(task)) for task in labels}
     parts = prepare.limited(parts, limit, seed)
     if dense:
         from fedloom.data.dataset import Dataset
@@ -176,7 +175,7 @@ def arrays(
     else:
         said = signal or ("series" if axes and parts[0].inputs.ndim == 3 else None)
         known, normal = _ready(where, parts, stated(said), size, channels, axes)
-        called = {task: each for task, each in called.items() if each}
+        counts, called = {t: each[0] for t, each in found.items()}, {t: each[1] for t, each in found.items() if each[1]}
         with at(where):
             data = of_classes(store.path.stem, counts, parts, normal, domains, signal=known, classes=called)
         inputs = [part.inputs for part in parts]
@@ -227,23 +226,31 @@ def _ready(
     return signal, prepare.channel_statistics(inputs[0])
 
 
-def _code(where: str, task: str, parts: Sequence[Part], stated: int | list[str] | None) -> tuple[str, ...]:
-    """Return the names of a task's classes, as stated or those of texts, which become their numbers in place."""
-    listed = () if isinstance(stated, int | None) else tuple(stated)
-    columns = [part.labels[task] for part in parts]
-    if not _are_texts(f"{where}, task {task!r}", columns):
-        return listed
-    found = np.unique(np.concatenate(columns)).tolist()
-    names = listed or tuple(text for text in found if text)
-    if strange := [text for text in found if text and text not in names]:
-        raise DataError(f"{where}, task {task!r}: the label {strange[0]!r} found, expected {', '.join(names)}")
-    if isinstance(stated, int) and stated != len(names):
-        advice = f"list the names of all {stated} as classes"
-        raise DataError(f"{where}, task {task!r}: {len(names)} classes found ({', '.join(names)}); {advice}")
-    place = {name: number for number, name in enumerate(names)}
-    for part in parts:
-        part.labels[task] = np.array([place.get(text, -1) for text in part.labels[task].tolist()], np.int64)
-    return names
+def _classes(
+    where: str, task: str, parts: Sequence[Part], stated: int | list[str] | None
+) -> tuple[int, tuple[str, ...]]:
+    """Return the number of a task's classes, and their names, as stated or those of texts, which become their numbers
+    in place. Without either there are as many as the largest label says."""
+    about, columns = f"{where}, task {task!r}", [part.labels[task] for part in parts]
+    names = () if isinstance(stated, int | None) else tuple(stated)
+    if _are_texts(about, columns):
+        found = np.unique(np.concatenate(columns)).tolist()
+        names = names or tuple(text for text in found if text)
+        if strange := [text for text in found if text and text not in names]:
+            raise DataError(f"{about}: the label {strange[0]!r} found, expected {', '.join(names)}")
+        if isinstance(stated, int) and stated != len(names):
+            advice = f"list the names of all {stated} as classes"
+            raise DataError(f"{about}: {len(names)} classes found ({', '.join(names)}); {advice}")
+        place = {name: number for number, name in enumerate(names)}
+        for part in parts:
+            part.labels[task] = np.array([place.get(text, -1) for text in part.labels[task].tolist()], np.int64)
+    largest = max(int(part.labels[task].max()) for part in parts)
+    if largest < 0:
+        raise DataError(f"{about}: no example is labelled")
+    count = len(names) or (stated if isinstance(stated, int) else largest + 1)
+    if largest >= count:
+        raise DataError(f"{about}: expected labels below {count}, found {largest}")
+    return count, names
 
 
 def _are_texts(where: str, columns: Sequence[Array]) -> bool:
@@ -253,17 +260,6 @@ def _are_texts(where: str, columns: Sequence[Array]) -> bool:
         found = " and ".join(str(column.dtype) for column in columns)
         raise DataError(f"{where}: expected texts in both parts or in none, found {found}")
     return any(kinds)
-
-
-def _classes(where: str, task: str, parts: Sequence[Part], names: Sequence[str], stated: object) -> int:
-    """Return the number of classes of a task: as stated or named, or the largest label plus one."""
-    largest = max(int(part.labels[task].max()) for part in parts)
-    if largest < 0:
-        raise DataError(f"{where}, task {task!r}: no example is labelled")
-    count = len(names) or (stated if isinstance(stated, int) else largest + 1)
-    if largest >= count:
-        raise DataError(f"{where}, task {task!r}: expected labels below {count}, found {largest}")
-    return count
 
 
 def _number_domains(where: str, parts: Sequence[Part], names: tuple[str, ...] | None) -> tuple[str, ...]:

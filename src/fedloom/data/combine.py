@@ -57,9 +57,11 @@ def nodes(seed: int) -> Dataset:
     prepare.at_nodes()
 
 
-def _doubts(name: str, dataset: Dataset) -> tuple[str, ...]:
-    """Return the doubts of a set of several, with its name."""
-    return tuple(f"set {name!r}: {doubt}" for doubt in dataset.doubts)
+def _joined(sets: Mapping[str, Dataset], groups: Sequence[tuple[Array | None, int]]) -> dict[str, Any]:
+    """Return what a data set made of sets has of all: whether tests are redrawn, their doubts and groups."""
+    doubts = tuple(f"set {name!r}: {doubt}" for name, dataset in sets.items() for doubt in dataset.doubts)
+    redrawn = any(dataset.redrawn for dataset in sets.values())
+    return {"redrawn": redrawn, "doubts": doubts, "group": prepare.joined_groups(groups)}
 
 
 def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -211,10 +213,8 @@ def several(seed: int, *, sets: Sets) -> Dataset:
     train, test = (JoinedExamples({name: getattr(d, split) for name, d in built.items()}, own) for split in SPLITS)
     tasks = tuple(replace(task, name=f"{name}-{task.name}") for name, d in built.items() for task in d.tasks)
     classes = {f"{name}-{task}": names for name, d in built.items() for task, names in d.classes.items()}
-    more: dict[str, Any] = {"signal": signals.pop(), "redrawn": any(d.redrawn for d in built.values())}
-    more["doubts"] = tuple(doubt for name, d in built.items() for doubt in _doubts(name, d))
-    more["group"] = prepare.joined_groups([(d.group, len(d.train)) for d in built.values()])
-    return Dataset("several", tasks, train, test, tuple(built), classes=classes, **more)
+    more = _joined(built, [(d.group, len(d.train)) for d in built.values()])
+    return Dataset("several", tasks, train, test, tuple(built), classes=classes, signal=signals.pop(), **more)
 
 
 @DATASETS.register("many", source="MaTU, section 4: one classification task per data set")
@@ -253,12 +253,11 @@ def many(
                 raise RecipeError(f"many: {what} names the set {name!r}, which sets does not list.{hint}")
     pieces: dict[str, dict[str, tuple[Columns, Tensor]]] = {}
     counts: dict[str, int] = {}
-    doubts: tuple[str, ...] = ()
     groups: list[tuple[Array | None, int]] = []
-    redrawn = False
-    for name, section in sets.items():
-        dataset = load(seed, section, root, {"size": size, "channels": channels, "limit": limit})
-        redrawn, doubts, pieces[name] = redrawn or dataset.redrawn, doubts + _doubts(name, dataset), {}
+    common = {"size": size, "channels": channels, "limit": limit}
+    built = {name: load(seed, section, root, common) for name, section in sets.items()}
+    for name, dataset in built.items():
+        pieces[name] = {}
         labels, known = _labels(name, dataset, name in by_domain, classes.get(name, {}))
         counts |= known
         for split, columns in labels.items():
@@ -267,8 +266,7 @@ def many(
             x = x if len(kept) == len(x) else x[torch.from_numpy(kept)]
             groups += [(None if dataset.group is None else dataset.group[kept], len(kept))] * (split == "train")
             pieces[name][split] = {task: column[kept] for task, column in columns.items()}, x
-    joined = combine("many", pieces, counts)
-    return replace(joined, redrawn=redrawn, doubts=doubts, group=prepare.joined_groups(groups))
+    return replace(combine("many", pieces, counts), **_joined(built, groups))
 
 
 def _labels(
@@ -349,13 +347,8 @@ def joined_domains(
     parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
     domains: list[str] = []
     classes: dict[str, int] = {}
-    doubts: tuple[str, ...] = ()
-    groups: list[tuple[Array | None, int]] = []
-    redrawn = False
-    for name, section in sets.items():
-        built = load(seed, section, root, {"size": size, "channels": 3})
-        redrawn, doubts = redrawn or built.redrawn, doubts + _doubts(name, built)
-        groups.append((built.group, len(built.train)))
+    every = {name: load(seed, section, root, {"size": size, "channels": 3}) for name, section in sets.items()}
+    for name, built in every.items():
         where = f"joined-domains, set {name!r}"
         if len(built.tasks) != 1:
             raise DataError(f"{where}: expected one task, found {', '.join(task.name for task in built.tasks)}")
@@ -383,7 +376,7 @@ def joined_domains(
     if len(set(classes.values())) > 1:
         raise DataError(f"joined-domains: expected sets with the same number of classes, found {classes}")
     joined = pictures("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
-    return replace(joined, redrawn=redrawn, doubts=doubts, group=prepare.joined_groups(groups))
+    return replace(joined, **_joined(every, [(built.group, len(built.train)) for built in every.values()]))
 
 
 BATCH = 128  # images that pass an encoder together

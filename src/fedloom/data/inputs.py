@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError, parsing
 from fedloom.core.lazy import need
-from fedloom.data.prepare import Array, copies
+from fedloom.data.prepare import Array, copies, in_threads
 from fedloom.models.signal import Kind, Signal, sized
 from fedloom.models.tasks.task import IGNORE
 
@@ -41,8 +39,6 @@ MANY = 20
 """Of more sites than these, one hardly moves the medians of all, and is not left out of them."""
 COMPARED, BYTES = 1_000_000, 1 << 30
 """Examples, and bytes of them, in which copies are looked for, which takes a second or two."""
-T = TypeVar("T")
-R = TypeVar("R")
 ROWS = 1024  # examples converted at a time
 DEFLATED = 1032  # gzip makes at most so many bytes one
 _ORIENTATION = 274  # EXIF's number of the note about how a camera was held
@@ -293,12 +289,6 @@ def stem_of(name: str) -> str:
     return name[: len(name) - len(ending(name))]
 
 
-def in_threads(one: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return what `one` makes of each item: decoding and resizing leave the interpreter lock."""
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(one, items))
-
-
 def is_deep(file: Path) -> bool:
     """Return whether an image has more than 8 bits. DataError where it cannot be read."""
     if file.name.lower().endswith(VOLUMES):
@@ -368,9 +358,9 @@ def as_images(array: Array, size: int | None, channels: int | None, where: str) 
     return x if mapped else x.contiguous()
 
 
-def nearest_pixels(maps: Array, size: int) -> Array:
-    """Return maps (n x H x W) as n x size x size, each pixel the nearest one."""
-    high, wide = (((np.arange(size) + 0.5) * side / size).astype(int) for side in maps.shape[1:])
+def nearest_pixels(maps: Array, *size: int) -> Array:
+    """Return maps (n x H x W x ...) as n x height x width: each new pixel's centre lies in the pixel that it takes."""
+    high, wide = (((np.arange(n) + 0.5) * side / n).astype(int) for n, side in zip(size, maps.shape[1:3], strict=True))
     return maps[:, high[:, None], wide]
 
 
@@ -568,7 +558,7 @@ def _maps(
         # Masks are usually black and white. A folder with white alone has a label, too.
         maps = {name: np.where(part == IGNORE, 1, part) for name, part in maps.items()}
     whole_size = [maps.get(name, np.full(shape, -1)) for name, shape in shapes.items()]
-    parts = whole_size if size is None else [nearest_pixels(part, size) for part in whole_size]
+    parts = whole_size if size is None else [nearest_pixels(part, size, size) for part in whole_size]
     return np.concatenate([part.astype(np.int64 if whole else np.float32) for part in parts])
 
 

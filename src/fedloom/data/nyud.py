@@ -16,6 +16,7 @@ from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count, NonNegative
 from fedloom.data import folders
 from fedloom.data.folders import Files, FileSplit, Folder
+from fedloom.data.inputs import nearest_pixels
 from fedloom.data.prepare import DATASETS, Array, Augment
 from fedloom.models.tasks.task import IGNORE
 
@@ -247,11 +248,7 @@ class LabelledReader:
         return example
 
     def _nearest(self, label: Array) -> Array:
-        if self.size is None:
-            return label
-        # The pixel whose square holds the centre of the new one.
-        rows, cols = (((np.arange(self.size[a]) + 0.5) * label.shape[a] / self.size[a]).astype(int) for a in (0, 1))
-        return label[rows[:, None], cols]
+        return label if self.size is None else nearest_pixels(label[None], *self.size)[0]
 
 
 def from_camera(depth: Array) -> Array:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+R = TypeVar("R")
 SPLITS = ("train", "test")
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "testing": 2}
 """Names of the parts of a split, with the part's number. Files and folders so called are neither sites nor classes."""
@@ -223,6 +225,12 @@ def _checksum(array: Array) -> int:
     return zlib.crc32(array.data, zlib.crc32(f"{array.dtype.str} {array.shape}".encode()))
 
 
+def in_threads(one: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return what `one` makes of each item: decoding, resizing and hashing leave the interpreter lock."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(one, items))
+
+
 def digest(files: Sequence[Path | str]) -> bytes:
     """Compute a checksum of the files' contents, in their order, and keep it in FEDLOOM_CACHE for the next time.
     DataError where a file cannot be read."""
@@ -242,8 +250,7 @@ def digest(files: Sequence[Path | str]) -> bytes:
         except OSError as error:
             raise DataError(f"{name}: cannot be read ({error.strerror})") from None
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing leaves the interpreter lock
-        entries = dict(zip(names, pool.map(one, names), strict=True))
+    entries = dict(zip(names, in_threads(one, names), strict=True))
     if entries != known:
         part = place.with_suffix(f".{os.getpid()}.part")
         with suppress(OSError):  # a cache that cannot be written only costs time

@@ -19,7 +19,6 @@ from fedloom.data.inputs import (
     Fit,
     ending,
     frames_of,
-    in_threads,
     is_deep,
     nearest_pixels,
     pixels_of,
@@ -27,7 +26,7 @@ from fedloom.data.inputs import (
     read_deep,
     stem_of,
 )
-from fedloom.data.prepare import PARTS, Array
+from fedloom.data.prepare import PARTS, Array, in_threads
 from fedloom.data.tables import read as tables
 from fedloom.data.tables.preprocessing import MAPS, Label
 from fedloom.data.tables.read import SITE, Code, Column, Table, number_of
@@ -151,7 +150,7 @@ class Files:
                 raise DataError(
                     f"task {task!r}: {file} is {found}, expected {expected} (slices, height, width) as {image}"
                 )
-            own = nearest_pixels(values[self.level[rows[places[pair]]]], size)
+            own = nearest_pixels(values[self.level[rows[places[pair]]]], size, size)
             out[places[pair]] = _coded(own, label, codes, f"task {task!r}: {file}")
 
         in_threads(one, places)
