@@ -14,9 +14,10 @@ from scipy.io import savemat
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
+from fedloom.core import machine
 from fedloom.data import DATASETS, PARTITIONERS, Pool
 from fedloom.data.transforms import MEAN, STD, crop
-from fedloom.errors import DataError, RecipeError
+from fedloom.errors import DataError, RecipeError, UserError
 
 CPU = torch.device("cpu")
 folders = DATASETS["domain-folders"].function
@@ -243,6 +244,17 @@ def test_digit_files(digits_root: Path) -> None:
     two = digit_files(0, root=str(digits_root), domains=["syn", "usps"])
     assert two.domains == ("syn", "usps")
     assert two.input_shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize(("name", "packed"), [("mnist", "train-images-idx3-ubyte.gz"), ("usps", "usps.bz2")])
+def test_digit_files_that_hold_more_than_memory_are_refused(
+    digits_root: Path, monkeypatch: pytest.MonkeyPatch, name: str, packed: str
+) -> None:
+    file = next(digits_root.rglob(packed))
+    file.write_bytes({".gz": gzip.compress, ".bz2": bz2.compress}[file.suffix](bytes(5_000_000)))
+    monkeypatch.setattr(machine, "free_memory", lambda: 4 * 10**6)
+    with pytest.raises(UserError, match=f"{packed} needs .* GB of memory"):
+        digit_files(0, root=str(digits_root), domains=[name])
 
 
 def test_damaged_digit_files(digits_root: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import gzip
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -328,9 +327,9 @@ def _file(base: Path, domain: str, *names: str) -> Path:
 
 def _idx(file: Path, ndim: int) -> Array:
     """Read an array of bytes in MNIST's idx format, perhaps compressed."""
-    with parsing(f"{file}: cannot be read"):
-        raw = file.read_bytes()
-        raw = gzip.decompress(raw) if file.suffix == ".gz" else raw
+    prepare.need_room(file, 1)
+    with parsing(f"{file}: cannot be read"), prepare.opener(file)(file, "rb") as opened:
+        raw = opened.read()
     head = 4 + 4 * ndim
     begins = len(raw) >= head and raw[:4] == bytes([0, 0, 8, ndim])
     shape = tuple(np.frombuffer(raw[4:head], ">u4").tolist()) if begins else ()
@@ -352,6 +351,7 @@ def _mnist(base: Path, train: bool, size: int) -> tuple[Array, Array]:
 def _usps(base: Path, train: bool, size: int) -> tuple[Array, Array]:
     """Read lines 'LABEL 1:VALUE ... 256:VALUE', labels 1..10 and values -1..1."""
     file = _file(base, "usps", "usps.bz2" if train else "usps.t.bz2")
+    prepare.need_room(file, 12)  # a text and a number for each word
     with parsing(f"{file}: cannot be read as lines of a label and 256 values"):
         words = bz2.decompress(file.read_bytes()).decode("ascii").replace(":", " ").split()
         table = np.array(words, np.float64).reshape(-1, 1 + 2 * 256)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import json
+import lzma
 import math
 import os
 import shutil
@@ -23,7 +26,7 @@ from pydantic import Field, field_validator
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, UserError, choices, parsing
-from fedloom.core.machine import need_memory
+from fedloom.core.machine import available_memory, need_memory
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import Count, Positive, Section, UnitInterval
 from fedloom.models.tasks.task import IGNORE
@@ -165,6 +168,27 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     mean, std = channel_moments(images)
     std = torch.where(std <= 1e-6 * mean.abs(), torch.ones_like(std) * scale, std)
     return tuple((mean / scale).tolist()), tuple((std / scale).tolist())
+
+
+PACKED: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+"""Ending of a compressed file -> the function that opens it."""
+
+
+def opener(file: Path) -> Any:
+    """Return the function that opens a file, perhaps a compressed one."""
+    return PACKED.get(file.suffix.lower(), open)
+
+
+def need_room(file: Path, times: int) -> None:
+    """Raise UserError where so many times the bytes of a file are more than the free memory, and DataError where it
+    cannot be unpacked: a compressed file may hold a thousand times its own bytes."""
+    size, most = file.stat().st_size, available_memory() / times
+    if file.suffix.lower() in PACKED:
+        size = 0
+        with parsing(f"{file}: cannot be read"), opener(file)(file, "rb") as opened:
+            while size <= most and (piece := opened.read(1 << 20)):
+                size += len(piece)
+    need_memory(times * size, str(file))
 
 
 def cache_folder() -> Path:

@@ -4,8 +4,6 @@ numbers and texts."""
 from __future__ import annotations
 
 import csv
-import gzip
-import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from fedloom.core.errors import DataError, choices, parsing
+from fedloom.core.errors import DataError, choices, ending, parsing
 from fedloom.core.lazy import need
-from fedloom.core.machine import available_memory, need_memory
-from fedloom.data.prepare import PARTS, Array
+from fedloom.data.prepare import PARTS, Array, need_room, opener
 from fedloom.data.tables.workbook import different, names_of, sheet
 
 if TYPE_CHECKING:
@@ -33,7 +30,7 @@ Code = str | int | float
 CODES_FOR_MISSING = (-9, -99, -999, -9999, 999, 9999, 99999)
 """Numbers that are often written for a missing value."""
 TEXTS = "texts are classes of a label (classification, or ordinal with its classes in order) or categories of an input"
-_OPEN: dict[str, Any] = {".csv": open, ".tsv": open, ".gz": gzip.open, ".xz": lzma.open}
+ENDS = ".csv, .csv.gz, .csv.xz, .tsv, .xlsx or .parquet"
 _NAMES = re.compile(r"(.+)\.((csv|tsv)(\.gz|\.xz)?|parquet|xlsx)", re.IGNORECASE)
 _MISSING = ("", "NA", "NaN", "nan")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
@@ -188,24 +185,17 @@ def _file(path: Path) -> pandas.DataFrame:
 
     if not path.is_file():
         raise DataError(f"{path}: the file or folder does not exist")
-    if path.suffix.lower() == ".parquet":
+    if not is_table(path):
+        raise DataError(f"{path}: expected a name that ends in {ENDS}; save a spreadsheet as CSV in UTF-8 or as .xlsx")
+    if ending(path) == "parquet":
         need("pyarrow", "data")
         with parsing(f"{path} cannot be read as a Parquet file"):
             return pandas.read_parquet(path).rename(columns=str)
-    if path.suffix.lower() == ".xlsx":
+    if ending(path) == "xlsx":
         need("python_calamine", "excel")
         with parsing(f"{path} cannot be read as an Excel workbook"):
             return sheet(path)
-    if not is_table(path):
-        ends = ".csv, .csv.gz, .csv.xz, .tsv, .xlsx or .parquet"
-        raise DataError(f"{path}: expected a name that ends in {ends}; save a spreadsheet as CSV in UTF-8 or as .xlsx")
-    size, most = path.stat().st_size, available_memory() / 8
-    if path.suffix.lower() in (".gz", ".xz"):  # they may hold a thousand times their size
-        size = 0
-        with parsing(f"{path} cannot be read as a .csv file"), _OPEN[path.suffix.lower()](path, "rb") as file:
-            while size <= most and (piece := file.read(1 << 20)):
-                size += len(piece)
-    need_memory(8 * size, str(path))
+    need_room(path, 8)
     with parsing(f"{path} cannot be read as a .csv file"):
         names, separator, skipped = _head(path)
         plain: dict[str, Any] = {"index_col": False, "encoding": "utf-8-sig", "low_memory": False}
@@ -219,7 +209,7 @@ def _head(path: Path) -> tuple[list[str], str, int]:
     with path.open("rb") as file:
         if file.read(4) == _ZIP:
             raise ValueError("it is an Excel file or a ZIP archive; save its table as CSV in UTF-8, or name it .xlsx")
-    with _OPEN[path.suffix.lower()](path, "rt", encoding="utf-8-sig", newline="") as file:
+    with opener(path)(path, "rt", encoding="utf-8-sig", newline="") as file:
         try:
             first = file.readline()
         except UnicodeDecodeError as error:

@@ -34,7 +34,7 @@ from fedloom.data.inputs import (
 )
 from fedloom.data.prepare import Array, mapped
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
-from fedloom.data.tables.read import read
+from fedloom.data.tables.read import ENDS, read
 from fedloom.data.tables.table import EVERYONE, sites_of, task_of
 from fedloom.data.texts import Words, texts_of
 from fedloom.engines.result import fill, model_key, trained_models
@@ -190,7 +190,7 @@ def inputs(bundle: Bundle, file: Path) -> tuple[Tensor, Callable[[Tensor], Tenso
     about, shape = bundle.about, tuple(bundle.about.input_shape)
     channels = shape[0]
     if about.table is not None or (about.text is not None and file.suffix.lower() != ".npy"):
-        raise UserError(f"{file}: expected a table (.csv, .csv.gz, .csv.xz, .tsv, .xlsx or .parquet)")
+        raise UserError(f"{file}: expected a table ({ENDS})")
     if file.suffix.lower() == ".npy":
         raw = _array(bundle, file)
         size = (raw.shape[2], raw.shape[3]) if is_image(shape) else None
