@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.data import DATASETS, Pool
-from fedloom.data.inputs import frames_of, pixels_of
+from fedloom.data.inputs import frames_of, pixels_of, read_folders
 from fedloom.data.tables.files import by_stem, table_at
 from fedloom.data.tables.preprocessing import Label
 from fedloom.data.transforms import Crop
@@ -341,6 +341,7 @@ def test_sites_that_differ_are_named(sites: Path, monkeypatch: pytest.MonkeyPatc
     data = read(sites / "all", {"masks": {**OUTLINE, "classes": ["0", "1"]}}, image="images", site="site")
     assert [doubt for doubt in data.doubts if "class 0 only" in doubt and "'north'" in doubt]
     assert "pixels without a label found, too" in " ".join(data.doubts)
+    assert "class 1 of masks is only at west: do sites code it alike?" in data.doubts
     command("init", "all", "--missing", "255", "--out", "s.yaml")
     for file in (sites / "all/north/masks").iterdir():
         save(file, np.asarray(Image.open(file)) // 255 * 2)
@@ -479,6 +480,18 @@ def test_scans_whose_least_number_is_white_are_read_as_the_others(tmp_path: Path
     assert (pixels_of(tmp_path / "a.dcm") == 2.0 * black.astype(float) + 5).all()
     assert (pixels_of(tmp_path / "b.dcm") == pixels_of(tmp_path / "a.dcm")).all()
     assert (pixels_of(tmp_path / "b.dcm", as_label=True) == 2.0 * white.astype(float) + 5).all()
+
+
+def test_scans_without_an_ending_are_found(tmp_path: Path) -> None:
+    (tmp_path / "README").write_text("about the scans")
+    (tmp_path / "1.2.55").mkdir()
+    for name in ("IM_0001", "1.2.840.7"):
+        dicom(np.arange(64).reshape(8, 8).astype("uint8"), "MONOCHROME2").save_as(
+            tmp_path / name, enforce_file_format=True
+        )
+    assert by_stem(tmp_path) == {name: tmp_path / name for name in ("1.2.840.7", "IM_0001")}
+    images, _, _ = read_folders(tmp_path, {"age": {"IM_0001": 4, "1.2.840.7": 5}}, {}, {}, "here")
+    assert (images.shape, images.dtype, frames_of(tmp_path / "IM_0001")) == ((2, 1, 8, 8), np.float32, (1, 8, 8))
 
 
 def test_volumes_that_are_no_numbers_and_headers_that_claim_too_much_are_named(tmp_path: Path) -> None:

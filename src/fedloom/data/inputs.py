@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -284,6 +285,22 @@ def ending(name: str) -> str:
     return next((name[len(name) - len(end) :] for end in ENDINGS if name.lower().endswith(end)), "")
 
 
+def package_of(file: Path) -> str:
+    """Return the package that reads a volume or a scan, which may lack its ending; an empty text of other files."""
+    name = file.name.lower()
+    if name.endswith(VOLUMES):
+        return "pydicom" if name.endswith(VOLUMES[2]) else "nibabel"
+    if not ending(name) and file.is_file():
+        with suppress(OSError), file.open("rb") as opened:
+            return "pydicom" if opened.read(132)[128:] == b"DICM" else ""
+    return ""
+
+
+def is_image(file: Path) -> bool:
+    """Return whether a file is an image by the ending of its name, or a scan."""
+    return bool(ending(file.name) or package_of(file))
+
+
 def stem_of(name: str) -> str:
     """Return the name of an image without its ending."""
     return name[: len(name) - len(ending(name))]
@@ -291,7 +308,7 @@ def stem_of(name: str) -> str:
 
 def is_deep(file: Path) -> bool:
     """Return whether an image has more than 8 bits. DataError where it cannot be read."""
-    if file.name.lower().endswith(VOLUMES):
+    if package_of(file):
         return True
     library = need("PIL.Image", "vision")
     with parsing(f"{file}: cannot be read as an image"), library.open(file, formats=FORMATS) as image:
@@ -302,10 +319,10 @@ def frames_of(file: Path) -> tuple[int, int, int]:
     """Return (slices, height, width) of a file's images, as `pixels_of` reads them, from its header. DataError where it
     cannot be read."""
     with parsing(f"{file}: cannot be read"):
-        if file.name.lower().endswith(VOLUMES[:2]):
+        if (package := package_of(file)) == "nibabel":
             high, wide, *slices = _volume(file).shape
             return math.prod(slices), high, wide
-        if file.name.lower().endswith(VOLUMES[2]):
+        if package:
             scan = need("pydicom", "volumes").dcmread(file, stop_before_pixels=True)
             frames, high, wide = (int(scan.get(key, 1)) for key in ("NumberOfFrames", "Rows", "Columns"))
             claimed = frames * high * wide * int(scan.get("BitsAllocated", 8)) // 8
@@ -472,10 +489,9 @@ def _files(folder: Path, where: str) -> dict[str, Path]:
     folder = folder.expanduser()
     if not folder.is_dir():
         raise DataError(f"{where}: {folder} is not a folder")
-    ends = [(file, ending(file.name)) for file in folder.iterdir()]
     files: dict[str, Path] = {}
-    for file, end in sorted(ends):
-        if end and (other := files.setdefault(file.name[: -len(end)], file)) is not file:
+    for file in sorted(folder.iterdir()):
+        if is_image(file) and (other := files.setdefault(stem_of(file.name), file)) is not file:
             advice = "names without their ending must differ: rename or remove one"
             raise DataError(f"{where}: {folder}: {other.name!r} and {file.name!r} found; {advice}")
     if not files:
@@ -495,17 +511,15 @@ def _volume(file: Path) -> Any:
 
 def pixels_of(file: Path, as_label: bool = False) -> Array:
     """Return a file as images (n x C x H x W): one of a picture, one per slice of a volume, as stored of labels."""
-    name = file.name.lower()
-    is_volume, is_dicom = name.endswith(VOLUMES[:2]), name.endswith(VOLUMES[2])
-    package = "nibabel" if is_volume else "pydicom" if is_dicom else "PIL.Image"
-    library = need(package, "volumes" if name.endswith(VOLUMES) else "vision")
+    package = package_of(file)
+    library = need(package or "PIL.Image", "volumes" if package else "vision")
     with parsing(f"{file}: cannot be read"):
-        if is_volume:
+        if package == "nibabel":
             volume = np.asarray(_volume(file).dataobj)
             if volume.dtype.kind not in "iuf":
                 raise ValueError(f"values of type {volume.dtype} found, expected one number in each place")
             pixels = np.moveaxis(volume.reshape(*volume.shape[:2], -1), 2, 0)[:, None]
-        elif is_dicom:
+        elif package:
             scan = library.dcmread(file)
             if (samples := int(scan.get("SamplesPerPixel", 1))) != 1:
                 raise ValueError(f"{samples} channels found, expected one; save colours as PNG")

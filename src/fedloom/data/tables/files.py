@@ -20,7 +20,9 @@ from fedloom.data.inputs import (
     ending,
     frames_of,
     is_deep,
+    is_image,
     nearest_pixels,
+    package_of,
     pixels_of,
     read,
     read_deep,
@@ -97,7 +99,7 @@ class Files:
         if several := sorted(file for file, count in Counter(images).items() if count > 1):
             some = f"{len(several):,} images are named by several rows, such as {several[0].name}"
             notes.append(f"{some}; data.group={image} keeps these rows in one part")
-        wanted = {*images} if maps or any(file.name.lower().endswith(VOLUMES) for file in images) else set()
+        wanted = {*images} if maps or any(map(package_of, images)) else set()
         sizes = dict(zip(wanted, in_threads(frames_of, wanted), strict=True))
         slices = np.array([sizes[file][0] if sizes else 1 for file in images])
         if (slices > 1).any():
@@ -193,7 +195,7 @@ def found_in(column: Column, base: Path, is_map: bool = False) -> list[Path | No
     if is_map and len(heads) == 1 and (head := heads.pop()) and not (base / head).is_dir():
         names = [name.partition("/")[2] for name in names]
     wanted = [base / name if name else None for name in names]
-    found = [file if file and ending(file.name) and os.path.isfile(file) else None for file in wanted]
+    found = [file if file and is_image(file) and os.path.isfile(file) else None for file in wanted]
     stems: dict[Path, set[str]] = {}
     for file, known in zip(wanted, found, strict=True):
         if file and not known and (is_map or not ending(file.name)):
@@ -228,7 +230,7 @@ def by_stem(folder: Path, names: Collection[str] = (), is_map: bool = False) -> 
             raise DataError(f"{folder}: {other.name} and {file.name} found, expected one file for {name!r}")
 
     for each in listed:
-        if ending(each) and not each.startswith("."):
+        if not each.startswith(".") and is_image(folder / each):
             put(stem_of(each), folder / each)
     more: dict[str, Path] = {}
     if is_map and (same := next((name for name in names if name in files), "")):

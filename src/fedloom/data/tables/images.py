@@ -119,7 +119,7 @@ def image_table(
 
 def _unlike(tasks: Mapping[str, Label], maps: Mapping[str, Tensor], rows: Rows) -> Iterator[str]:
     """Yield a doubt for each site whose masks have one class only, beside pixels without a label if there are any, or
-    alone have a class, but lack one that those of all other sites have."""
+    alone have a class."""
     for task, y in maps.items():
         found_at: dict[str, Array] = {}
         for site, parts in rows.parts.items() if tasks[task].kind == "segmentation" else ():
@@ -131,7 +131,7 @@ def _unlike(tasks: Mapping[str, Label], maps: Mapping[str, Tensor], rows: Rows) 
                 advice = "; pixels without a label found, too: if they have one, write classes as at other sites"
                 yield f"{found}{advice if IGNORE in values else ''}"
             found_at[site] = np.array(sorted(values - {IGNORE}), np.int64)
-        yield from one_sided(task, tasks[task].classes, found_at)
+        yield from one_sided(task, tasks[task].classes, found_at, is_map=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -346,16 +346,18 @@ def _parts_in(column: Column) -> Array:
     return given
 
 
-def one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array]) -> Iterator[str]:
-    """Yield a sentence for each site that alone has a class, but lacks one that all other sites have."""
+def one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array], is_map: bool = False) -> Iterator[str]:
+    """Yield a sentence for each site that alone has a class, of labels that are no maps if it lacks one that all other
+    sites have."""
     has = {site: {*np.unique(y[has_label(y)]).astype(int).tolist()} for site, y in labels.items()}
     sites = Counter(each for own in has.values() for each in own)
     for site, own in has.items() if len(has) > 1 else ():
         only = [each for each in own if sites[each] == 1]
         lacks = [each for each, count in sites.items() if count == len(has) - 1 and each not in own]
-        if only and lacks:
+        if only and (lacks or is_map):
             one, two = (", ".join(classes[each] for each in sorted(some)) for some in (only, lacks))
-            yield f"class {one} of {label} is only at {site}, class {two} is not there: do sites code it alike?"
+            other = f", class {two} is not there" * bool(lacks)
+            yield f"class {one} of {label} is only at {site}{other}: do sites code it alike?"
 
 
 def uneven(table: Table, inputs: Mapping[str, Kind | Sequence[str]], rows: Rows, minimum: int) -> Iterator[str]:
