@@ -116,8 +116,7 @@ def shifted(stored: Array, classes: int) -> Array:
             table[list(members)] = number
     else:
         table[1:41] = np.arange(40)
-    joined: Array = table[stored]
-    return joined
+    return np.asarray(table[stored])
 
 
 def _array(file: Path, field: str) -> Array:

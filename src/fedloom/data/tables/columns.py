@@ -525,8 +525,7 @@ def _means(codes: Array, y: Array) -> Array:
     """Return the mean label of each row's group; groups of fewer than five rows tell nothing."""
     count = np.bincount(codes)
     mean = np.where(count >= 5, np.bincount(codes, y) / np.maximum(count, 1), y.mean())
-    means: Array = mean[codes]
-    return means
+    return np.asarray(mean[codes])
 
 
 def _agreement(score: Array, y: Array, real: bool) -> float:

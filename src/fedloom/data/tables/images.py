@@ -194,19 +194,13 @@ def draft_of_images(
     below = sorted(each for each in here.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
     inputs = [name for name in map(str, table.frame) if name not in labels and name not in leave_out]
     inputs.sort(key=lambda name: name.casefold() not in IMAGES)  # masks may have a column, too
-    refused: DataError | None = None
-    try:
-        found = _image_column(table, [here, *below] if images is None else [images], inputs) if inputs else None
-    except DataError as error:
-        found, refused = None, error
+    found = _image_column(table, [here, *below] if images is None else [images], inputs) if inputs else None
     if found is None:
         wants_maps = any(
             bool(_ends_alike(table.frame[label].dropna())) if label in table.frame else (here / label).is_dir()
             for label in labels
         )
         if images is None and not wants_maps:
-            if refused is not None:
-                raise refused
             return None
         around = str(images) if images is not None else f"{here} or a folder there"
         raise DataError(

@@ -395,14 +395,13 @@ class Noise:
         from torch import float64
 
         drawn = draws(self.key, "statistics", *whose).normal(shares.size, float64).numpy()
-        noisy: Array = shares + self.multiplier * shares.size**0.5 * drawn.reshape(shares.shape)
-        return noisy
+        return np.asarray(shares + self.multiplier * shares.size**0.5 * drawn.reshape(shares.shape))
 
     def sum(self, shares: Mapping[str, Array]) -> Array:
         """Return the sum of sites' shares with noise."""
         if self.local:
             shares = {who: self.on(each, who) for who, each in shares.items()}
-        total: Array = np.sum([shares[who] for who in sorted(shares)], 0)
+        total = np.sum([shares[who] for who in sorted(shares)], 0)
         return total if self.local else self.on(total)
 
 

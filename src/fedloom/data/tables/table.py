@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedloom.data.dataset import Dataset
-    from fedloom.models.tasks.dense import DenseTask
-    from fedloom.models.tasks.labels import Linear
 
 
 def _ordered(value: tuple[float, float]) -> tuple[float, float]:
@@ -393,25 +391,19 @@ def _far_off(column: str, sites: Mapping[str, tuple[float, float]]) -> Iterator[
         yield f"{column}: the numbers at {first_of(far)} lie far from those of other sites: are they in another unit?"
 
 
-def task_of(name: str, label: Label) -> Linear:
-    """Return the task that a label of cells describes."""
+def task_of(name: str, label: Label) -> Any:
+    """Return the task that a label describes: a `Linear` one of cells, a dense one of pixels."""
+    from fedloom.models.tasks.dense import Depth, Semseg
     from fedloom.models.tasks.labels import Classification, Multilabel, Ordinal, Regression
 
+    if label.kind == "depth":
+        return Depth(name, judge=label.judge)
     if label.kind == "regression":
         return Regression(name, mean=label.mean or 0.0, std=label.std or 1.0, judge=label.judge)
     if label.kind == "multilabel":
         return Multilabel(name, len(label.columns), judge=label.judge, labels=tuple(map(plain_name, label.columns)))
-    kind = Ordinal if label.kind == "ordinal" else Classification
-    return kind(name, len(label.classes), judge=label.judge)
-
-
-def map_of(name: str, label: Label) -> DenseTask:
-    """Return the task that a label of pixels describes."""
-    from fedloom.models.tasks.dense import Depth, Semseg
-
-    return (
-        Depth(name, judge=label.judge) if label.kind == "depth" else Semseg(name, len(label.classes), judge=label.judge)
-    )
+    kinds: dict[str, Any] = {"ordinal": Ordinal, "segmentation": Semseg}
+    return kinds.get(label.kind, Classification)(name, len(label.classes), judge=label.judge)
 
 
 def build(
@@ -509,7 +501,7 @@ def of_rows(
 
     return Dataset(
         Path(where).name.split(".")[0],
-        tuple((map_of if label.kind in MAPS else task_of)(task, label) for task, label in tasks.items()),
+        tuple(task_of(task, label) for task, label in tasks.items()),
         examples(rows.learned, True),
         examples(rows.tests, False),
         tuple(rows.parts) if site is not None else (),
@@ -577,16 +569,14 @@ class OwnTable:
         ((train, _, _),) = rows.parts.values()
         held = {name: label for name, label in tasks.items() if has_label(rows.labels[name][train]).any()}
         minimum, ranges = about["minimum"], about["ranges"] or {}
-        report = TableReport(site=found.site, minimum=minimum, inputs=inputs, tasks=held)
         if private:
             columns = fitting.wanted(inputs, tasks, ranges)
-            shares = dict(
-                zip(columns, map(tuple, fitting.shares_of(found, columns, train, minimum).tolist()), strict=True)
-            )
-            return OwnTable(found, rows, report.model_copy(update={"ranges": ranges, "shares": shares}))
-        return OwnTable(
-            found, rows, report.model_copy(update={"sent": fitting.sent_of(found, inputs, tasks, train, minimum)})
-        )
+            shares = map(tuple, fitting.shares_of(found, columns, train, minimum).tolist())
+            more: dict[str, Any] = {"ranges": ranges, "shares": dict(zip(columns, shares, strict=True))}
+        else:
+            more = {"sent": fitting.sent_of(found, inputs, tasks, train, minimum)}
+        report = TableReport(site=found.site, minimum=minimum, inputs=inputs, tasks=held)
+        return OwnTable(found, rows, report.model_copy(update=more))
 
     def dataset(self, fitted: Preprocessing | None) -> Dataset:
         """Return the data set as it was fitted to what all sites sent; before that, without inputs. Raises DataError
