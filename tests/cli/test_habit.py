@@ -337,7 +337,7 @@ def test_init_prints_what_it_takes_folders_for(
     for line, begins in zip(said.splitlines()[:-1], lines, strict=True):  # the last line is the file's name
         assert line.startswith(begins)
     assert fedloom_("show", out)[0] == 0
-    assert ("7 in all" in said) == ("cat/p7" in places)
+    assert ("and 2 more" in said) == ("cat/p7" in places)
 
 
 @pytest.mark.parametrize(

@@ -145,10 +145,7 @@ def arrays(
         for task, label in dense.items():
             from fedloom.data.dense import decode
 
-            array = store.read(name := label.key.replace("{split}", split))
-            if len(array) != len(inputs):
-                expected = f"{len(inputs)} values, as many as {key!r}"
-                raise DataError(f"{where}: {name!r}: expected {expected}, found {len(array)}")
+            array = store.read(name := label.key.replace("{split}", split), len(inputs), key)
             columns[task] = decode(array, label, f"{where}, {name!r}")
         places = None if domain is None else store.integers(domain.replace("{split}", split), len(inputs), key, True)
         owners = None if group is None else store.integers(group.replace("{split}", split), len(inputs), key, True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedloom.core.errors import DataError, RecipeError, nearest, parsing
+from fedloom.core.errors import DataError, RecipeError, choices, first_of, parsing
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count, Positive
 from fedloom.data import prepare
@@ -75,18 +75,19 @@ def left_out(around: Mapping[str, Content], classes: Mapping[str, Content]) -> t
     outside = [f"{where}/{name}" for where, found in around.items() for name in found.images]
     said = []
     if files:
-        said.append(f"files that are not images ({few(endings)}) are left out: {few(places)}")
+        said.append(f"files that are not images ({first_of(endings)}) are left out: {first_of(places)}")
     if folders:
-        said.append(f"folders inside class folders are left out: {few(folders)}")
+        said.append(f"folders inside class folders are left out: {first_of(folders)}")
     if outside:
-        said.append(f"images outside class folders are left out: {few(outside)}")
+        said.append(f"images outside class folders are left out: {first_of(outside)}")
     return tuple(said)
 
 
 def alike(classes: Sequence[str]) -> Iterator[str]:
     """Yield a sentence about class folders whose names differ in case or blanks only, where there are some."""
     if both := [f"{name!r} and {other!r}" for name, other in prepare.alike(classes)]:
-        yield f"names of classes differ in case or blanks only: {few(both)}; if each is one class, write them alike"
+        found = f"names of classes differ in case or blanks only: {first_of(both)}"
+        yield f"{found}; if each is one class, write them alike"
 
 
 @DATASETS.register("class-folders", source="MaTU, section 4; Ilharco et al. (2023); EMR-Merging (Huang et al., 2024)")
@@ -206,7 +207,7 @@ def domain_folders(
     names = known if domains is None else domains
     for name in names:
         if name not in known:
-            raise DataError(f"domain-folders: no folder {name!r} in {base}.{nearest(name, known)} Found: {few(known)}")
+            raise DataError(f"domain-folders: no folder {name!r} in {base}.{choices('Found', name, known)}")
     prepare.no_repeats("domain-folders", "domain", names)
     around = {name: _holding(base / name, "class") for name in names}
     inside = {name: {kind: content(base / name / kind) for kind in around[name].folders} for name in names}
@@ -289,11 +290,6 @@ def _labelled(base: Path, classes: Mapping[str, Content]) -> tuple[list[Path], A
     """Return the images in class folders, in the order of the classes and sorted by name, and the classes' numbers."""
     files = [base / kind / name for kind, found in classes.items() for name in found.images]
     return files, np.repeat(np.arange(len(classes)), [len(found.images) for found in classes.values()])
-
-
-def few(names: Sequence[str]) -> str:
-    """Return the first five names, and how many there are if there are more."""
-    return ", ".join(names[:5]) + (f", ... ({len(names)} in all)" if len(names) > 5 else "")
 
 
 def _listed(

@@ -333,8 +333,7 @@ class Coded(Behind):
 
 def contents(examples: Examples) -> bytes:
     """Compute a checksum of inputs; empty where the fingerprint has it, or where the inputs lie elsewhere."""
-    content: bytes = examples.contents() if hasattr(examples, "contents") else b""
-    return content
+    return bytes(examples.contents()) if hasattr(examples, "contents") else b""
 
 
 def apart(examples: Examples, index: Tensor) -> list[Tensor]:

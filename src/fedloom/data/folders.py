@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedloom.core.errors import DataError, parsing
+from fedloom.core.errors import DataError, first_of, parsing
 from fedloom.core.lazy import need
 from fedloom.core.machine import need_memory
 from fedloom.data.inputs import FORMATS
@@ -253,8 +253,7 @@ def class_map(file: Path, field: str, stored: Array, highest: int) -> Array:
         raise DataError(f"{file}, {field}: expected whole numbers, found {stored.dtype}")
     stray = np.unique(stored[((stored < 0) | (stored > highest)) & (stored != IGNORE)]).tolist()
     if stray:
-        some = ", ".join(map(str, stray[:5])) + (", ..." if len(stray) > 5 else "")
-        raise DataError(f"{file}, {field}: expected labels in 0..{highest} or {IGNORE}, found {some}")
+        raise DataError(f"{file}, {field}: expected labels in 0..{highest} or {IGNORE}, found {first_of(stray)}")
     return stored.astype(np.uint8)
 
 

@@ -422,14 +422,18 @@ class Store:
         if self.archive is not None:
             self.archive.close()
 
-    def read(self, key: str) -> Array:
-        """Read the array of a key, of one dimension or more: in memory from a file, mapped from a folder."""
+    def read(self, key: str, expected: int | None = None, beside: str = "") -> Array:
+        """Read the array of a key, of one dimension or more: in memory from a file, mapped from a folder. It has
+        `expected` values, if that is known, as many as `beside` has."""
         if key not in self.keys:
             raise DataError(f"arrays, {self.path}: no key {key!r}.{choices('Found', key, self.keys)}")
         with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
             array = mapped(self.path / f"{key}.npy") if self.archive is None else _unpacked(self.archive, key)
         if not array.ndim:
             raise DataError(f"arrays, {self.path}: {key!r}: expected one value per example, found a single value")
+        if expected not in (None, len(array)):
+            many = f"expected {expected} values, as many as {beside!r}"
+            raise DataError(f"arrays, {self.path}: {key!r}: {many}, found {len(array)}")
         return array
 
     def integers(self, key: str, expected: int, beside: str, texts: bool = False, real: str = "") -> Array:
@@ -437,14 +441,12 @@ class Store:
 
         `real` is advice for a column of real numbers.
         """
-        column, where = self.read(key), f"arrays, {self.path}"
+        column, where = self.read(key, expected, beside), f"arrays, {self.path}"
         is_text = texts and column.dtype.kind in "US"
         if column.ndim != 1 or (column.dtype.kind not in "biu" and not is_text):
             shown = f"{column.dtype} of shape {column.shape}"
             kinds, advice = "integer or text" if texts else "integer", real if column.dtype.kind == "f" else ""
             raise DataError(f"{where}: {key!r}: expected one {kinds} per example, found {shown}{advice}")
-        if len(column) != expected:
-            raise DataError(f"{where}: {key!r}: expected {expected} values, as many as {beside!r}, found {len(column)}")
         if column.dtype.kind == "u" and column.size and column.max() > np.iinfo(np.int64).max:
             raise DataError(f"{where}: {key!r}: expected integers below 2^63, found {column.max()}")
         return self._texts(key, column) if is_text else column.astype(np.int64)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedloom.core.errors import DataError, RecipeError
+from fedloom.core.errors import DataError, RecipeError, first_of
 from fedloom.core.machine import need_memory
-from fedloom.data.class_folders import few
 from fedloom.data.combine import Pad, Side
 from fedloom.data.inputs import Fit, ending, marks, pixels_of
 from fedloom.data.prepare import DATASETS, Array, Reading, channel_statistics, copies, has_label
@@ -168,7 +167,7 @@ class ImageDraft:
         lines = [named(self.tasks), f"inputs: the images that {self.image} names, in {self.base}"]
         if self.table.site is not None:
             sites = self.table.frame[self.table.site].map(text_of).value_counts(sort=False)
-            lines.append(f"sites and their rows: {few([f'{name} ({count})' for name, count in sites.items()])}")
+            lines.append(f"sites and their rows: {first_of([f'{name} ({count})' for name, count in sites.items()])}")
         lines += [] if self.split is None else [f"train and test: as {self.split} says"]
         return [*lines, *([f"not used: {', '.join(unused)}"] if unused else []), *self.notes]
 
@@ -194,13 +193,14 @@ def draft_of_images(
     below = sorted(each for each in here.iterdir() if each.is_dir() and not each.name.startswith((".", "__")))
     inputs = [name for name in map(str, table.frame) if name not in labels and name not in leave_out]
     inputs.sort(key=lambda name: name.casefold() not in IMAGES)  # masks may have a column, too
-    found = _image_column(table, [here, *below] if images is None else [images], inputs) if inputs else None
+    is_sure = images is not None or any(
+        bool(_ends_alike(table.frame[label].dropna())) if label in table.frame else (here / label).is_dir()
+        for label in labels
+    )
+    bases = [here, *below] if images is None else [images]
+    found = _image_column(table, bases, inputs, is_refused=not is_sure) if inputs else None
     if found is None:
-        wants_maps = any(
-            bool(_ends_alike(table.frame[label].dropna())) if label in table.frame else (here / label).is_dir()
-            for label in labels
-        )
-        if images is None and not wants_maps:
+        if not is_sure:
             return None
         around = str(images) if images is not None else f"{here} or a folder there"
         raise DataError(
@@ -214,11 +214,10 @@ def draft_of_images(
     tasks: dict[str, Label] = {}
     cells: dict[str, Mapping[str, Any]] = {}
     for name, known in labels.items():
-        column, places, share = name, [base, *below], 0.5
-        if name not in table.frame:  # a folder with a map for each image, or for some
-            column, places, share = image, [each for each in below if each.name == name], 0.0
-        is_map = column == image
-        where = None if known.get("columns") else _image_column(table, places, [column], share, is_map)
+        column, places = name, [base, *below]
+        if is_map := name not in table.frame:  # a folder with a map for each image, or for some
+            column, places = image, [each for each in below if each.name == name]
+        where = None if known.get("columns") else _image_column(table, places, [column], is_map)
         if where is None:
             if known.get("kind") in MAPS or (name in table.frame and _ends_alike(table.frame[name].dropna())):
                 table.column(name).fail(f"no names of images found, expected those of maps in {base} or below")
@@ -241,11 +240,12 @@ def draft_of_images(
 
 
 def _image_column(
-    table: Table, bases: Sequence[Path], columns: Sequence[str], share: float = 0.5, is_map: bool = False
+    table: Table, bases: Sequence[Path], columns: Sequence[str], is_map: bool = False, is_refused: bool = True
 ) -> tuple[str, Path] | None:
-    """Return the first of some columns of which more than a share of the cells name images below one of
-    the folders, and that folder. Most of its cells differ: an age may be the name of an image by chance. Raises
-    DataError where no column does, for one whose cells end as images do and are no names below a folder."""
+    """Return the first of some columns of which more than half of the cells, or with `is_map` any, name images below
+    one of the folders, and that folder. Most of its cells differ: an age may be the name of an image by chance. Where
+    no column does, and if `is_refused`, raises DataError for one whose cells end as images do and are no names below a
+    folder."""
     refused: DataError | None = None
     cells = {name: table.frame[name].dropna() for name in columns if name in table.frame}
     for base in bases:
@@ -257,9 +257,9 @@ def _image_column(
                 refused = error if refused is None and _ends_alike(series) else refused
                 continue
             there = sum(file is not None for file in files)
-            if there > share * len(files) and 2 * series.nunique() >= len(series):
+            if there > (0 if is_map else 0.5) * len(files) and 2 * series.nunique() >= len(series):
                 return name, base
-    if refused is not None:
+    if refused is not None and is_refused:
         raise refused
     return None
 

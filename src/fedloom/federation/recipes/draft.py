@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.errors import DataError, RecipeError, choices
+from fedloom.core.errors import DataError, RecipeError, choices, first_of
 from fedloom.data.arrays import REAL
-from fedloom.data.class_folders import Content, alike, content, few, left_out
+from fedloom.data.class_folders import Content, alike, content, left_out
 from fedloom.data.folders import copied_files
 from fedloom.data.inputs import ENDINGS, LAYOUTS, doubtful_axes, kinds_of, stem_of
 from fedloom.data.prepare import PARTS, SPLITS, Array, Store
@@ -165,7 +165,7 @@ def _refuse_parts(path: Path, folders: Iterable[str], whole: bool = False) -> No
     would be taken for those of sites or classes, and test images would be trained on."""
     named = [Path(folder).name.lower() in PARTS for folder in folders]
     if named and (all(named) if whole else any(named)):
-        found = f"the folders {few([*folders])} found, of which some are parts of a split"
+        found = f"the folders {first_of([*folders])} found, of which some are parts of a split"
         wanted = "expected the folders train/CLASS and test/CLASS, in lower case, and no others beside train and test"
         advice = "Move validation images into train: each client sets some apart (partition.val_fraction)"
         raise DataError(f"{path}: {found}; {wanted}. {advice}")
@@ -178,7 +178,7 @@ def _refuse_masks(path: Path, kinds: Mapping[str, Content], are_classes: bool = 
     if images and (masks or (are_classes and len(kinds) == 1)):
         wanted = "expected classes, or masks in a folder beside the images, with the names of these"
         ends = f"the ending {', '.join(ENDINGS)}"
-        raise DataError(f"{path}: folders {few([*images, *masks])} found; {wanted}, and {ends}")
+        raise DataError(f"{path}: folders {first_of([*images, *masks])} found; {wanted}, and {ends}")
 
 
 def _lines(
@@ -214,7 +214,7 @@ def _masks_among(classes: Mapping[str, Content]) -> Iterator[str]:
 
 
 def _sizes(what: str, images: Mapping[str, int]) -> str:
-    return f"{what} and their images: {few([f'{name} ({count})' for name, count in images.items()])}"
+    return f"{what} and their images: {first_of([f'{name} ({count})' for name, count in images.items()])}"
 
 
 def _arrays(path: Path, arrays: Mapping[str, Array], others: dict[str, str]) -> Found:
@@ -226,7 +226,7 @@ def _arrays(path: Path, arrays: Mapping[str, Array], others: dict[str, str]) -> 
     inputs = sorted((key for key, a in parts.items() if a.ndim > 1 and kinds_of(a)), key=lambda key: _whole(parts[key]))
     if not inputs:
         shapes = [f"{key} ({a.dtype} of shape {a.shape})" for key, a in arrays.items()]
-        found = "; ".join([few(shapes) or "none", *(f"{key}: {reason}" for key, reason in others.items())])
+        found = "; ".join([first_of(shapes) or "none", *(f"{key}: {reason}" for key, reason in others.items())])
         wanted = "expected an array of numbers that are inputs (N x F, N x channels x steps, images)"
         raise DataError(f"{path}: {wanted}, found {found}")
     chosen = "x" if "x" in inputs else inputs[0]
@@ -289,7 +289,7 @@ def choices_of(content: Found, data: Mapping[str, Any], clients: str) -> list[st
     share = f"a random {_TEST:.0%} of the examples of each class{' and client' if named else ''} (data.test_fraction)"
     lines.append(f"test examples: {'keys that end in _test' if content.suffix else share}")
     unused = [key for key in (*content.columns, *content.others) if key not in used]
-    lines += [f"not used: {few(unused)}"] if unused else []
+    lines += [f"not used: {first_of(unused)}"] if unused else []
     most, parts = max(2, sites, *(content.values[key] for key in labels)), "validation" if content.suffix else "test"
     for key, values in content.values.items():
         if key not in used and most < values <= content.count // 2:
