@@ -73,14 +73,9 @@ def left_out(around: Mapping[str, Content], classes: Mapping[str, Content]) -> t
     endings = sorted({os.path.splitext(name)[1].lower() or "no ending" for c in files.values() for name in c.files})
     folders = [f"{where}/{name}" for where, found in classes.items() for name in found.folders]
     outside = [f"{where}/{name}" for where, found in around.items() for name in found.images]
-    said = []
-    if files:
-        said.append(f"files that are not images ({first_of(endings)}) are left out: {first_of(places)}")
-    if folders:
-        said.append(f"folders inside class folders are left out: {first_of(folders)}")
-    if outside:
-        said.append(f"images outside class folders are left out: {first_of(outside)}")
-    return tuple(said)
+    said = {f"files that are not images ({first_of(endings)})": places}
+    said |= {"folders inside class folders": folders, "images outside class folders": outside}
+    return tuple(f"{what} are left out: {first_of(names)}" for what, names in said.items() if names)
 
 
 def alike(classes: Sequence[str]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from fedloom.data.prepare import Array, Augment, DenseKind, Reader, copies, no_r
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
-    from fedloom.data.dataset import Dataset, Examples
+    from fedloom.data.dataset import Dataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,6 +322,8 @@ def _checksum(file: str, most: int = -1) -> bytes:
 
 def check_classes(build: Callable[[], Dataset], limit: int | None = None) -> Report:
     """Build a data set of classes and read `limit` images of each part (None: all), as `check` does."""
+    import torch
+
     report = Report()
     try:
         dataset = build()
@@ -337,18 +339,12 @@ def check_classes(build: Callable[[], Dataset], limit: int | None = None) -> Rep
             if task.name not in getattr(part, "annotated", ()):  # else labels are numbers, or of pixels
                 found += f", {len(np.unique(known))} classes"
             report.rows.append((split, task.name, found, ""))
-        for _ in _some(report, split, total, limit, partial(_batch, part)):
+        one = partial(lambda of, i: of.batch(torch.tensor([i]), torch.device("cpu")), part)
+        for _ in _some(report, split, total, limit, one):
             pass
     if not report.problems:
         report.notes += copied_files(*(getattr(part, "files", ()) for part in (dataset.train, dataset.test)))
     return report
-
-
-def _batch(part: Examples, position: int) -> Any:
-    """Return one example."""
-    import torch
-
-    return part.batch(torch.tensor([position]), torch.device("cpu"))
 
 
 def check(name: str, root: str, limit: int | None = None) -> Report:

@@ -250,10 +250,6 @@ def _plain(file: Iterable[str]) -> Iterator[str]:
         raise ValueError(f"{error}; save it as CSV in UTF-8 or as .xlsx") from None
 
 
-def _year_first(date: re.Match[str]) -> str:
-    return f"{date[3]}-{date[2]:0>2}-{date[1]:0>2}"
-
-
 def text_of(value: Any) -> str:
     """Return a cell as text: whole numbers without a point, so that 1 and 1.0 are one class."""
     if isinstance(value, bool | np.bool_):
@@ -311,7 +307,7 @@ class Column:
         if self.series.dtype.kind in "mM" or (self.is_date and self.not_numbers):
             cells = self.series
             if cells.dtype.kind not in "mM" and all(_POINTS.match(text) for text in self.distinct):
-                cells = cells.map(lambda cell: _POINTS.sub(_year_first, str(cell)), na_action="ignore")
+                cells = cells.astype(str).str.replace(_POINTS, lambda d: f"{d[3]}-{d[2]:0>2}-{d[1]:0>2}", regex=True)
             found = pandas.to_datetime(cells, format="ISO8601", utc=True, errors="coerce")
             times = np.where(found.isna(), np.nan, found.astype("int64").to_numpy(np.float64))
         if len(wrong := np.flatnonzero(~np.isfinite(times))):

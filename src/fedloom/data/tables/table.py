@@ -118,7 +118,7 @@ class RowSplit:
         test = part_of(self.test_fraction, count) if with_tests else 0
         if self.limit is not None:
             test = max(test, count - self.limit)
-        apart = spread if times is None else _last
+        apart: Any = spread if times is None else lambda some, last, _: np.split(some, [len(some) - last])
         order, tests = apart(order, test, rng)
         val = part_of(self.val_fraction, len(order)) if self.val_fraction and len(order) > 2 else 0
         train, vals = apart(order, val, rng)
@@ -171,11 +171,6 @@ def table(
     """
     cells = read(path, site, missing or ())
     return build(cells, tasks, {**inputs}, preprocess, minimum, rules, seed, left_out, ranges)
-
-
-def _last(order: Array, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return the rest of an order and its last `count` members."""
-    return order[: len(order) - count], order[len(order) - count :]
 
 
 @dataclass(frozen=True, eq=False)
