@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,11 @@ def first_of(names: Iterable[object], most: int = 5) -> str:
     """Return 'a, b and 3 more': the first names, and how many there are besides."""
     first, rest = (names := [*map(str, names)])[:most], len(names) - most
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+
+
+def twice(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once."""
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def of_system(error: OSError) -> str:

@@ -59,9 +59,8 @@ class Files:
     def of(self, root: Path, name: str) -> tuple[Path, ...]:
         """Return the files of an image."""
         some = [root / pattern.format(name) for pattern in self.patterns]
-        return next((file for file in some if file.is_file()), some[0]), *(
-            root / each.format(name) for each in self.also
-        )
+        also = (root / each.format(name) for each in self.also)
+        return next((file for file in some if file.is_file()), some[0]), *also
 
 
 @dataclass(frozen=True)

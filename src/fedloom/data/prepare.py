@@ -13,7 +13,6 @@ import shutil
 import uuid
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,7 +24,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from fedloom.core.context import derive_seed
-from fedloom.core.errors import DataError, RecipeError, UserError, choices, parsing
+from fedloom.core.errors import DataError, RecipeError, UserError, choices, parsing, twice
 from fedloom.core.machine import available_memory, need_memory
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import Count, Positive, Section, UnitInterval
@@ -45,8 +44,6 @@ TestFraction = Annotated[float, Field(gt=0, lt=1)]
 DATASETS = Registry("data set", "fedloom.data", ("fedloom.data.dataset:Dataset", "fedloom.data.own:Federation"))
 """Functions `f(seed, *, ...) -> Dataset`, or Federation; their keyword-only arguments are the recipe's keys."""
 MANIFEST = "manifest.json"
-Known = dict[str, list[int | str]]
-"""File -> [size, times of change (ns) of its contents and of its entry, checksum]."""
 
 
 def at_nodes() -> NoReturn:
@@ -62,11 +59,6 @@ def has_label(labels: Array) -> Array:
     if labels.ndim > 1:
         known = (known & (labels != IGNORE) & (labels != -1)).reshape(len(labels), -1).any(1)
     return np.asarray(known)
-
-
-def twice(names: Iterable[str]) -> list[str]:
-    """Return the names that occur more than once."""
-    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def no_repeats(where: str, what: str, names: Iterable[str], error: type[UserError] = RecipeError) -> None:
@@ -284,8 +276,9 @@ def digest(files: Sequence[Path | str]) -> bytes:
     return hashlib.sha256("".join(str(entry[3]) for entry in entries.values()).encode()).digest()
 
 
-def _known(place: Path) -> Known:
-    """Return the checksums of last time; nothing where the cache is absent or damaged."""
+def _known(place: Path) -> dict[str, list[int | str]]:
+    """Return file -> [size, times of change (ns) of its contents and of its entry, checksum], as of last time; nothing
+    where the cache is absent or damaged."""
     try:
         value = json.loads(place.read_text("utf-8"))
         return {str(name): [int(size), int(changed), int(moved), str(checksum)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedloom.core.errors import DataError, RecipeError, at, choices, parsing
+from fedloom.core.errors import DataError, RecipeError, at, choices, parsing, twice
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.section import Count
 from fedloom.data import prepare
@@ -213,7 +213,7 @@ def words_in(file: Path) -> list[str]:
     for word in lines:
         if words_of(word) != [word]:
             raise DataError(f"{file}: expected a word in lower case on each line, found {word[:40]!r}")
-    if again := prepare.twice(lines):
+    if again := twice(lines):
         raise DataError(f"{file}: expected different words, found {again[0][:40]!r} twice")
     return lines
 

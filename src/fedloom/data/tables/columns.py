@@ -15,7 +15,7 @@ from fedloom.core.errors import DataError, choices, first_of
 from fedloom.data.inputs import ending
 from fedloom.data.prepare import PARTS, Array, alike, has_label
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
-from fedloom.data.tables.read import THOUSANDS, Code, Column, Table, read, text_of
+from fedloom.data.tables.read import AROUND, THOUSANDS, Code, Column, Table, read, text_of
 from fedloom.data.tables.table import RowSplit, plain_name, rows_of, uneven
 
 AUC, R2 = 0.97, 0.9
@@ -327,7 +327,7 @@ def _refuse_strange_classes(column: Column, is_guess: bool) -> None:
     if len(distinct) > 2 and column.yes is not None:
         column.fail(f"{', '.join(distinct)} found for yes and no; write all yes alike and all no alike")
     sizes = np.bincount(column.index[column.index >= 0])
-    if len(distinct) > 1 and (once := np.flatnonzero(sizes == 1)).size and len(column.series) >= 20:
+    if (once := np.flatnonzero(sizes == 1)).size and len(column.series) >= 20:
         one = distinct[once[0]]
         is_amount = is_guess and not column.not_numbers
         amounts = f", or if labels are amounts, use --labels '{column.name}=regression'" if is_amount else ""
@@ -388,7 +388,7 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
             return None, "its name says that it is an identifier"
         if strange and all(map(ending, strange)):
             return None, "it names images, which no folder beside the table has; fedloom init --images DIR finds them"
-        if column.are_numbers_with_more:
+        if sum(AROUND.fullmatch(text) is not None for text in strange) > 0.9 * len(column.distinct):
             return None, f"it has numbers with something around them, such as {strange[0]!r}; write numbers alone"
         if (not numeric or whole) and count >= 20 and distinct > 0.95 * count:
             return None, f"{distinct} of {count} values differ, so it looks like an identifier"

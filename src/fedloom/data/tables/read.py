@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", 
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")  # 0,912 is none
 _POINT = re.compile(THOUSANDS.pattern + r"\.\d+")
-_AROUND = re.compile(r"[^\w,.]{0,3}[+-]?\d+([.,]\d+)?[^\d]{0,9}")
+AROUND = re.compile(r"[^\w,.]{0,3}[+-]?\d+([.,]\d+)?[^\d]{0,9}")
 _MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DATE = re.compile(
     r"\d{4}[-/]\d\d?[-/]\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d\d(\d\d)?( .*)?|\d\d?:\d\d(:\d\d.*)?"
@@ -315,11 +315,6 @@ class Column:
             found_there = f"{len(wrong)} rows without a time found, such as row {wrong[0] + 1} with {cell!r}"
             self.fail(f"{found_there}; expected numbers, or times such as 2024-03-31 or 2024-03-31T14:00+02:00")
         return times
-
-    @property
-    def are_numbers_with_more(self) -> bool:
-        """Return whether most texts are numbers with something around them, such as a unit."""
-        return sum(_AROUND.fullmatch(text) is not None for text in self.not_numbers) > 0.9 * len(self.distinct)
 
     @property
     def are_texts(self) -> bool:

@@ -578,11 +578,10 @@ class OwnTable:
         where that has other columns than this site's recipe."""
         own = {"site": self.table.site, "missing": self.table.missing}
         tasks, inputs = self.report.tasks, self.report.inputs
+        kinds = {name: fitting.kind_of(declared)[0] for name, declared in inputs.items()}
         if fitted is None:
             fitted = Preprocessing(**own, mode="federated", minimum=self.report.minimum, tasks=tasks)
-        elif {each.column: each.kind for each in fitted.inputs} != {
-            n: fitting.kind_of(d)[0] for n, d in inputs.items()
-        }:
+        elif {each.column: each.kind for each in fitted.inputs} != kinds:
             raise DataError(f"{self.table.where}: the server's inputs are not those of this site's data.inputs")
         known = {"tasks": {name: fitted.tasks[name] for name in tasks if name in fitted.tasks}}
         doubts = codes_in(self.table, inputs, tasks, self.rows.parts, self.report.minimum)
@@ -604,9 +603,8 @@ def together(reports: Mapping[str, TableReport], noise: Noise | None = None) -> 
         sent = np.array(shares, np.float64).reshape(len(reports), len(columns), 3)
         total = sent.sum(0) if noise.local else noise.on(sent.clip(-1, 1).sum(0))
         return fitting.with_noise(total, first.inputs, tasks, first.ranges or {}, noise.multiplier, empty)
-    return fitting.combine(
-        {who: each.sent for who, each in reports.items()}, first.inputs, tasks, empty, "the sites' tables"
-    )
+    every = {who: each.sent for who, each in reports.items()}
+    return fitting.combine(every, first.inputs, tasks, empty, "the sites' tables")
 
 
 def far_off(reports: Mapping[str, TableReport]) -> Iterator[str]:

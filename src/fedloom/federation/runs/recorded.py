@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from fedloom.core.errors import StateError
+from fedloom.core.errors import StateError, twice
 from fedloom.core.settings import renamed
 from fedloom.core.settings.trust import Origin, changed_sources
 from fedloom.core.settings.yaml import parse
@@ -148,10 +148,9 @@ def json_of(file: Path) -> Any:
     """Return a JSON file of a run. Raises StateError where it is none, or where a key occurs twice."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(value := dict(pairs)) < len(pairs):
-            keys = [key for key, _ in pairs]
-            raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
-        return value
+        if again := twice(key for key, _ in pairs):
+            raise ValueError(f"the key {again[0]!r} occurs twice")
+        return dict(pairs)
 
     try:
         return json.loads(text_of(file), object_pairs_hook=distinct)
