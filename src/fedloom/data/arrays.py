@@ -151,10 +151,10 @@ def arrays(
         owners = None if group is None else store.integers(group.replace("{split}", split), len(inputs), key, True)
         return Part(inputs, columns, places, key, owners)
 
-    with Store(Path(path).expanduser()) as store:
-        where = f"arrays, {store.path}"
-        parts = [read(store, split) for split in named]
-        names = store.names(domain_names) if domain_names is not None else None
+    store = Store(Path(path).expanduser())
+    where = f"arrays, {store.path}"
+    parts = [read(store, split) for split in named]
+    names = store.names(domain_names) if domain_names is not None else None
     found = {task: _classes(where, task, parts, classes.get(task)) for task in labels}
     domains = _number_domains(where, parts, names)
     if test_fraction is not None:
@@ -317,10 +317,10 @@ def tables(
 
     keys = (features, targets, task_by, *([group] if group is not None else []))
     named = prepare.splits("tables", keys, test_fraction)
-    with Store(Path(path).expanduser()) as store:
-        where, title = f"tables, {store.path}", store.path.stem
-        parts = [_table(store, where, [key.replace("{split}", split) for key in keys], kind) for split in named]
-        names = list(store.names(target_names)) if target_names is not None else None
+    store = Store(Path(path).expanduser())
+    where = f"tables, {store.path}"
+    parts = [_table(store, where, [key.replace("{split}", split) for key in keys], kind) for split in named]
+    names = list(store.names(target_names)) if target_names is not None else None
     if test_fraction is not None:
         parts = parts[0].cut(test_fraction, seed)
     doubts = _in_both(parts, group)
@@ -369,7 +369,9 @@ def tables(
         tasks = tuple(task_of(name, k) for name, (_, k) in places.items())
     train, test = (examples(part, split) for part, split in zip(parts, SPLITS, strict=True))
     more: dict[str, Any] = {"redrawn": test_fraction is not None, "group": parts[0].group, "doubts": doubts}
-    return Dataset(title, tasks, train, test, domains, reading=Reading(scale=(mean.tolist(), std.tolist())), **more)
+    return Dataset(
+        store.path.stem, tasks, train, test, domains, reading=Reading(scale=(mean.tolist(), std.tolist())), **more
+    )
 
 
 _CLASSES = np.iinfo(np.int16).max + 1  # labels are kept as int16

@@ -394,7 +394,6 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.archive: zipfile.ZipFile | None = None
         if path.suffix == ".csv":
             raise DataError(
                 f"arrays: {path} is a table: use `data: {{name: table}}`, which `fedloom init {path}` writes"
@@ -403,17 +402,11 @@ class Store:
             self.keys = sorted(file.stem for file in path.glob("*.npy"))
         elif path.is_file():
             with parsing(f"arrays: {path} is neither an .npz archive nor a folder of .npy files"):
-                self.archive = zipfile.ZipFile(path)
-            self.keys = sorted(name.removesuffix(".npy") for name in self.archive.namelist())
+                archive = zipfile.ZipFile(path)
+            with archive:
+                self.keys = sorted(name.removesuffix(".npy") for name in archive.namelist())
         else:
             raise DataError(f"arrays: the file or folder {path} does not exist")
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.archive is not None:
-            self.archive.close()
 
     def read(self, key: str, expected: int | None = None, beside: str = "") -> Array:
         """Read the array of a key, of one dimension or more: in memory from a file, mapped from a folder. It has
@@ -421,7 +414,7 @@ class Store:
         if key not in self.keys:
             raise DataError(f"arrays, {self.path}: no key {key!r}.{choices('Found', key, self.keys)}")
         with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
-            array = mapped(self.path / f"{key}.npy") if self.archive is None else _unpacked(self.archive, key)
+            array = mapped(self.path / f"{key}.npy") if self.path.is_dir() else _unpacked(self.path, key)
         if not array.ndim:
             raise DataError(f"arrays, {self.path}: {key!r}: expected one value per example, found a single value")
         if expected not in (None, len(array)):
@@ -468,14 +461,15 @@ def mapped(file: Path) -> Array:
     return np.asarray(np.memmap(file, kind, "c", start, shape, order))
 
 
-def _unpacked(archive: zipfile.ZipFile, key: str) -> Array:
+def _unpacked(path: Path, key: str) -> Array:
     """Read an array of an archive into memory."""
-    name = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
-    size = archive.getinfo(name).file_size
-    need_memory(size, f"arrays, {archive.filename}: {key!r}")
-    with archive.open(name) as opened:
-        shape, order, kind = npy_header(opened, size)
-        data = opened.read()
+    with zipfile.ZipFile(path) as archive:
+        name = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
+        size = archive.getinfo(name).file_size
+        need_memory(size, f"arrays, {path}: {key!r}")
+        with archive.open(name) as opened:
+            shape, order, kind = npy_header(opened, size)
+            data = opened.read()
     return np.frombuffer(bytearray(data), kind).reshape(shape, order=order)
 
 

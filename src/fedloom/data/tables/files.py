@@ -43,6 +43,8 @@ FOLDER, DEPTH = "folder", 2
 """The column of the folders inside a folder of images, and how deep these may lie."""
 AROUND = (SITE, "split", FOLDER)
 """The columns that folders around and inside those of images are."""
+Tree = Mapping[str, Mapping[str, Path]]
+"""Folder inside a folder -> name without ending -> file."""
 FAR = 80.0
 """Depths of more metres do not count (`tasks.Depth`)."""
 
@@ -275,7 +277,7 @@ def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Tabl
             expected = f"expected one, or a folder of images ({', '.join(IMAGES)}) and a folder of masks beside it"
             raise DataError(f"{path}: no table found, {expected}, with files of the same names")
         return tables.read(path, site, missing)
-    places = [group.place for group in groups]
+    places = [folder.parent for folder, _, _ in groups]
     around = [place.relative_to(path).parts for place in places]
     if len(depths := {len(parts) for parts in around}) > 1:
         some = " and ".join(str(place) for place in places[:2])
@@ -293,14 +295,13 @@ def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Tabl
     around_them = {up for each in holders for up in each.parents if up.is_relative_to(path)}
     others = {each for up in around_them for each in _folders(up)} - holders - around_them
     notes += [f"{each} is left out: it has no folder of images" for each in sorted(others)]
-    image = groups[0].image
-    for group, parts in zip(groups, around, strict=True):
+    image = groups[0][0].name
+    for (folder, images, maps), parts in zip(groups, around, strict=True):
         where = {SITE: [part for part, are_parts in zip(parts, named, strict=True) if not are_parts[0]]}
         where["split"] = [part for part, are_parts in zip(parts, named, strict=True) if are_parts[0]]
         beside: dict[str, str | None] = {key: "-".join(names) for key, names in where.items() if names}
-        place, images, maps = group.place, group.images, group.maps
         if taken := [name for name in maps if name in (image, *AROUND)]:
-            raise DataError(f"{place / taken[0]}: this name is that of another column; rename the folder")
+            raise DataError(f"{folder.parent / taken[0]}: this name is that of another column; rename the folder")
         for inner, files in images.items():
             beside |= {FOLDER: inner} if any(images) else {}
             rows += [
@@ -315,13 +316,13 @@ def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Tabl
         for name, tree in maps.items():
             used = {own[stem] for inner, own in tree.items() for stem in images[inner] if stem in own}
             if strays := sorted(file.name for own in tree.values() for file in own.values() if file not in used):
-                notes.append(f"{place / name}: {len(strays)} files are of no image, such as {strays[0]}")
+                notes.append(f"{folder.parent / name}: {len(strays)} files are of no image, such as {strays[0]}")
     frame = pandas.DataFrame(rows)
     own_site = SITE if site is None and SITE in frame else site
     return replace(tables.read(frame, own_site, missing), where=str(path), notes=tuple(notes))
 
 
-def _tree(folder: Path, images: Mapping[str, Mapping[str, Path]] | None = None) -> dict[str, dict[str, Path]]:
+def _tree(folder: Path, images: Tree | None = None) -> Tree:
     """Return the images of a folder and of those below it, by their names without ending; of `images`, their maps."""
     if images is not None:
         return {inner: by_stem(folder / inner, own, is_map=True) for inner, own in images.items()}
@@ -332,18 +333,9 @@ def _tree(folder: Path, images: Mapping[str, Mapping[str, Path]] | None = None) 
     return {inner: files for inner, files in below.items() if files}
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """A folder in which images have a folder and their maps others. Files are by the folder inside, and by name."""
-
-    place: Path
-    image: str
-    images: Mapping[str, Mapping[str, Path]]
-    maps: Mapping[str, Mapping[str, Mapping[str, Path]]]
-
-
-def _groups(path: Path) -> list[Group]:
-    """Return the groups in `path` or up to DEPTH below."""
+def _groups(path: Path) -> list[tuple[Path, Tree, dict[str, Tree]]]:
+    """Return the folders of images in `path` or up to DEPTH below, with their files and those of the maps beside them,
+    by the maps' folders."""
     groups = []
     for folder in _images_below(path):
         images = _tree(folder)
@@ -353,7 +345,7 @@ def _groups(path: Path) -> list[Group]:
             for name, tree in trees.items()
             if any(own.keys() & images[inner].keys() for inner, own in tree.items())
         }
-        groups += [Group(folder.parent, folder.name, images, maps)] if maps else []
+        groups += [(folder, images, maps)] if maps else []
     return groups
 
 

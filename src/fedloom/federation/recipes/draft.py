@@ -72,12 +72,12 @@ def look(path: Path) -> Found:
         kinds = "a folder of images, a .npz file or a table (.csv, .gz, .xz, .xlsx, .parquet)"
         raise DataError(f"{path}: expected {kinds}; save a spreadsheet as CSV in UTF-8 or as .xlsx")
     arrays, others = {}, {}
-    with Store(path.expanduser()) as store:
-        for key in store.keys:
-            try:
-                arrays[key] = store.read(key)
-            except DataError as error:  # such as a sampling rate
-                others[key] = str(error)
+    store = Store(path.expanduser())
+    for key in store.keys:
+        try:
+            arrays[key] = store.read(key)
+        except DataError as error:  # such as a sampling rate
+            others[key] = str(error)
     return _arrays(path, arrays, others)
 
 
