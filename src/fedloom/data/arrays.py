@@ -318,7 +318,7 @@ def tables(
     keys = (features, targets, task_by, *([group] if group is not None else []))
     named = prepare.splits("tables", keys, test_fraction)
     store = Store(Path(path).expanduser())
-    where = f"tables, {store.path}"
+    where, title = f"tables, {store.path}", store.path.stem
     parts = [_table(store, where, [key.replace("{split}", split) for key in keys], kind) for split in named]
     names = list(store.names(target_names)) if target_names is not None else None
     if test_fraction is not None:
@@ -369,9 +369,7 @@ def tables(
         tasks = tuple(task_of(name, k) for name, (_, k) in places.items())
     train, test = (examples(part, split) for part, split in zip(parts, SPLITS, strict=True))
     more: dict[str, Any] = {"redrawn": test_fraction is not None, "group": parts[0].group, "doubts": doubts}
-    return Dataset(
-        store.path.stem, tasks, train, test, domains, reading=Reading(scale=(mean.tolist(), std.tolist())), **more
-    )
+    return Dataset(title, tasks, train, test, domains, reading=Reading(scale=(mean.tolist(), std.tolist())), **more)
 
 
 _CLASSES = np.iinfo(np.int16).max + 1  # labels are kept as int16
