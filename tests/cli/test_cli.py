@@ -181,6 +181,11 @@ def test_mistakes_get_one_message_and_exit_code_2(api, fedloom_, args, message):
     assert not api.calls
 
 
+def test_an_unknown_command_gets_one_suggestion(fedloom_):
+    code, _, err = fedloom_("grids")
+    assert (code, err.count("'grid'")) == (2, 1)
+
+
 def test_show(api, fedloom_):
     code, out, _ = fedloom_("show", "digits-tasks", "seed=5")
     assert code == 0

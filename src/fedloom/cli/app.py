@@ -22,6 +22,8 @@ app = typer.Typer(
     help="Federated multi-task learning: clients with different tasks train together.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # newer versions of click, below typer, suggest one themselves
+    suggest_commands=not hasattr(sys.modules[typer.Abort.__module__], "NoSuchCommand"),
 )
 
 
