@@ -191,7 +191,8 @@ def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str,
             return False
         return True
 
-    plain = of({}).model_dump(mode="json")
+    recipe = of({})
+    plain = recipe.model_dump(mode="json")
     section = plain["method"]
     names = [("method", METHODS, section["name"])]
     names += [(f"method.add.{addon}", ADDONS, addon) for addon in section.get("add") or {}]
@@ -202,7 +203,7 @@ def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str,
         held = section if where == "method" else section["add"][name]
         rule: ServerRule | None = None
         with suppress(RecipeError):  # the library may refuse the method
-            rule = build_method(of({}).method).server if where == "method" else None
+            rule = build_method(recipe.method).server if where == "method" else None
         for field, info in registry[name].params.model_fields.items():
             if info.json_schema_extra == FIXED:
                 continue
