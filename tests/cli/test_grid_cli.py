@@ -15,8 +15,8 @@ from fedloom.errors import StateError, UserError
 from fedloom.experiments import grid_run
 from fedloom.federation.recipes import Recipe, dump
 from fedloom.federation.runs.reader import Run
-from fedloom.study.grid import Cell
-from grid_support import TINY
+from fedloom.study.grid import Cell, replaced
+from grid_support import TINY, paper_grid
 
 
 class Child:
@@ -176,6 +176,11 @@ def test_a_replaced_section_is_told_before_anything_runs(child, fedloom_):
     assert code == 0
     assert err.startswith("warning: Digits / FedAvg: training replaces the whole section, so these keys")
     assert fedloom_("grid", "g.yaml", "training.rounds=1", "--dry-run")[2] == ""
+    recipe = {"training": {"rounds": 2}, "evaluation": {"splits": ["val"]}, "peers": {"choose": {"top": 3}}}
+    bases = {"A": {"evaluation": {"every": 2}, "peers": {"choose": "all"}}}
+    (told,) = replaced(paper_grid(data={"Digits": {"recipe": recipe}}, bases=bases, references=[]))
+    assert told.startswith("Digits / A: evaluation replaces the whole section, so these keys of the recipe do not count: "
+                           "evaluation.splits. To")  # fmt: skip
 
 
 def test_a_folder_of_run_folders_says_so(tmp_path):

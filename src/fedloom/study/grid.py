@@ -36,6 +36,8 @@ OWN = ("references", "seeds", "delta", "family", "smallest", "show", "at", "metr
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
 BENCHMARK = ("data", "tasks", "partition", "model")
 """Sections of a recipe that are its benchmark: a grid on another benchmark does not change them in every cell."""
+SETTINGS = ("training", "evaluation", "runtime")
+"""Sections of a recipe that every recipe has and that are no choice among names: each key is a setting of its own."""
 SMALLEST = 1.0
 """The smallest change in percent that counts, where nothing else is stated."""
 NO_VALIDATION = "at is best-validation, and there is no validation score to choose a round by"
@@ -404,15 +406,16 @@ def parts_of(grid: Grid, cell: Cell) -> list[Changes]:
 
 
 def replaced(grid: Grid) -> list[str]:
-    """Return a sentence for each change of `training` that leaves out keys which the data set's recipe sets.
+    """Return a sentence for each change of settings that leaves out keys which the data set's recipe sets.
 
-    Their defaults then count in some cells alone, such as the number of rounds, which nobody means.
+    Their defaults then count in some cells alone, such as the number of rounds, which nobody means. Other sections are
+    choices as a whole, such as the signals that peers compare, and packaged grids replace them as such.
     """
     lines: dict[tuple[str, ...], str] = {}
     for cell in cells(grid):
         recipe = grid.data[cell.data].recipe
         for key, value in ((k, v) for part in parts_of(grid, cell) for k, v in part.items()):
-            lost = [*_lost(key, value_at(recipe, key), value)] if key.partition(".")[0] == "training" else []
+            lost = [*_lost(key, value_at(recipe, key), value)] if key.partition(".")[0] in SETTINGS else []
             if lost:
                 lines.setdefault(
                     (key, *lost),
