@@ -521,3 +521,10 @@ def test_a_site_is_followed_over_seeds_by_its_domain() -> None:
     assert sites_of_runs(runs("aab", "aba")) == {"c0": {0: "c0", 1: "c0"}}  # alike
     nowhere = {seed: SimpleNamespace(info={"clients": {"x": {"domain": None}, "y": {}}}) for seed in (0, 1)}
     assert sites_of_runs(nowhere) == {"x": {0: "x", 1: "x"}, "y": {0: "y", 1: "y"}}
+
+
+def test_a_name_that_a_grid_and_a_recipe_have_is_the_grids(capsys: pytest.CaptureFixture[str]) -> None:
+    assert as_grid("benchmarks/har").name == load_grid("benchmarks/har").name
+    assert capsys.readouterr().err == (
+        "warning: benchmarks/har is the name of a grid and of a recipe: this takes the grid\n"
+    )

@@ -234,12 +234,13 @@ def benchmark(source: Source, as_json: shared.Json = False) -> None:
 def _is_grid(source: str) -> bool:
     """Return whether a source is a grid: its folder, a packaged name that no recipe has, or a file with `bases`."""
     from fedloom.federation.recipes import loader
-    from fedloom.study.grid import FILE, HOME, default_folder, load_grid, names, ran
+    from fedloom.study.grid import FILE, HOME, default_folder, load_grid, names, ran, takes_name
 
     if (Path(source) / FILE).is_file() or source in ran():
         return True
     if source in names():  # the name of a recipe, too, is the grid's only where that has run
-        return source not in loader.names() or (default_folder(load_grid(source)) / FILE).is_file()
+        is_run = source in loader.names() and (default_folder(load_grid(source)) / FILE).is_file()
+        return takes_name(source) if is_run else source not in loader.names()
     if not Path(source).exists():
         return source not in loader.names()
     with suppress(UserError):

@@ -32,7 +32,7 @@ from fedloom.federation.recipes.loader import changed, load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build_method
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.grid import FILE, Changes, Grid, cells, load_grid, names, parts_of, recipes, write
+from fedloom.study.grid import FILE, Changes, Grid, cells, load_grid, names, parts_of, recipes, takes_name, write
 from fedloom.study.output import Records
 from fedloom.study.results import SIGNED, of_grid
 from fedloom.study.statistics import delta_m
@@ -369,7 +369,7 @@ def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
     if not Path(source).exists() and source not in (known := (*loader.names(), *names())):
         raise RecipeError(f"no recipe or grid {source!r}: neither a file nor a packaged one.{nearest(source, known)}")
     beside = Path(source).is_file() and "bases" not in (parse(Path(source).read_text("utf-8"), source) or {})
-    if source in names() or not (source in loader.names() or beside):
+    if takes_name(source) or not (source in loader.names() or beside):
         return load_grid(source, changes)
     recipe = loader.load(source, changes)
     value = recipe.model_dump(mode="json")

@@ -263,6 +263,14 @@ def names() -> list[str]:
     return sorted(loader.packaged(HOME))
 
 
+def takes_name(name: str) -> bool:
+    """Return whether a packaged grid has this name, and say so where a packaged recipe has it, too."""
+    is_grid = name in names()
+    if is_grid and name in loader.names():
+        warn(f"{name} is the name of a grid and of a recipe: this takes the grid")
+    return is_grid
+
+
 def summary(name: str) -> str:
     """Return the first comment line of a packaged grid."""
     return loader.summary(name, HOME)
