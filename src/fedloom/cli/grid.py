@@ -305,7 +305,8 @@ def _list(as_json: bool) -> None:
         {"grid": name, "what it compares": summary(name), "runs": sum(1 for _ in cells(load_grid(name)))}
         for name in names()
     ]
-    shared.answer(rows, as_json, shared.table_of(rows), "Run one: fedloom grid NAME, with --dry-run to see its cells")
+    last = "Run one: fedloom grid NAME; with --dry-run to see its cells, and which of these runs the library refuses"
+    shared.answer(rows, as_json, shared.table_of(rows), last)
 
 
 def _before(prepared: Prepared) -> None:
@@ -318,7 +319,7 @@ def _before(prepared: Prepared) -> None:
         typer.echo(f"refused: {name}: {reason}", err=True)
     done = sum(state == "finished" for state in prepared.states.values())
     if done:
-        typer.echo(f"{done} of {len(prepared.states)} runs have finished already", err=True)
+        typer.echo(f"{done} of {prepared.count()} runs have finished already", err=True)
 
 
 def _plan(prepared: Prepared, as_json: bool) -> None:
@@ -345,13 +346,13 @@ def _after(prepared: Prepared, outcome: Outcome, as_json: bool) -> None:
         typer.echo(f"failed: {cell}: {message}", err=True)
     done = sum(state == "finished" for state in prepared.states.values()) + len(outcome.finished)
     peak = f"; the largest run took {human_bytes(outcome.peak)} of memory" if outcome.peak else ""
-    lines = [f"{done} of {len(prepared.states)} runs are finished{peak}"]
+    lines = [f"{done} of {(wanted := prepared.count(outcome.refused))} runs are finished{peak}"]
     lines.append(f"its table: fedloom compare {prepared.folder}")
     draw = f"fedloom plot figure {prepared.folder} --out FILE.png"
     if prepared.grid.figure is not None:
         lines.append(f"its figure: {draw}")
     lines += [f"its figure {name}: {draw} --named {shlex.quote(name)}" for name in prepared.grid.figures]
-    value = {"folder": prepared.folder, "runs": len(prepared.states), "finished": done, "peak_bytes": outcome.peak}
+    value = {"folder": prepared.folder, "runs": wanted, "finished": done, "peak_bytes": outcome.peak}
     failed = {str(cell): message for cell, message in outcome.failed.items()}
     shared.answer({**value, "failed": failed, "refused": outcome.refused}, as_json, *lines)
     if outcome.failed:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -146,6 +146,11 @@ class Prepared:
     """Combination -> the library's reason."""
     todo: tuple[Cell, ...]
     needs: Mapping[Cell, int]
+
+    def count(self, refused: Collection[str] = ()) -> int:
+        """Return the number of runs, without those of combinations that are refused, here or among `refused`."""
+        out = {*self.refused, *refused}
+        return sum(state == "finished" or cell.combination not in out for cell, state in self.states.items())
 
 
 @dataclass

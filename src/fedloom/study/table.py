@@ -222,7 +222,7 @@ class _Maker:
         if idle := ", ".join(data for data in self.grid.data if data not in begun):
             yield f"No run has finished of {idle}."
         if missing := [cell for cell in self.results.missing if cell.data in begun]:
-            total = sum(cell.data in begun for cell in cells(self.grid))
+            total = sum(c.data in begun and c.combination not in self.refused for c in cells(self.grid))
             yield f"…: {len(missing)} of {total} runs have not finished: {first_of(missing, _NAMED)}."
 
     def lines(self, base: str, addon: str) -> list[tuple[Entry, ...]]:
