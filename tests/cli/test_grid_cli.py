@@ -55,7 +55,7 @@ class Child:
             there.send(message)
         return here, self
 
-    def ask(self, function: Any, by_name: dict[str, Recipe]) -> Any:
+    def ask(self, function: Any, by_name: dict[str, Recipe], *more: Any) -> Any:
         refused = {name: "it would do nothing" for name, recipe in by_name.items() if recipe.method.name == "local"}
         return refused, {grid_run._size(recipe): 123_000_000 for recipe in by_name.values()}
 

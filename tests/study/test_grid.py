@@ -553,6 +553,23 @@ def test_refused_and_failing_cells_do_not_stop_the_others(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("near")
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"columns": ["digit", "party"]}, "grid tiny: columns: no task 'party'. Did you mean 'parity'?"),
+        ({"metric": "miou"}, "no task has the metric 'miou'. Recorded: "),
+        ({"show": "domains"}, "show: domains: grid tiny: expected the name of a task, found several"),
+        ({"also": ["average"]}, "grid tiny: also: an average over tasks needs one metric, found accuracy,"),
+    ],
+)
+def test_what_the_grid_cannot_show_of_its_data_is_refused_before_anything_runs(tmp_path, keys, message) -> None:
+    mixed = {"tasks.parity.metric": "auc"} if "also" in keys else {}
+    grid = load_grid(TINY | keys | {"set": {**TINY["set"], **mixed}})
+    with pytest.raises(UserError, match=re.escape(f"Digits / FedAvg: {message}")):
+        prepare(grid, tmp_path)
+
+
+@pytest.mark.usefixtures("near")
 def test_data_that_is_absent_is_said_before_anything_runs(tmp_path: Path) -> None:
     grid = load_grid(
         TINY

@@ -27,9 +27,10 @@ from fedloom.engines import processes
 from fedloom.engines.processes import end as _end
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.progress import Drawn, Printed, Progress, Silent, suited
-from fedloom.federation.runs.reader import clock
+from fedloom.federation.runs.reader import Run, clock
 from fedloom.federation.runs.recorded import began, changed, read_info
 from fedloom.study.grid import Cell, Grid, load_grid, recipes, refused_in, same_family, save, select, state_of
+from fedloom.study.results import check_shown
 
 # What a cell needs, in bytes: the largest resident size of a process that ran a cell, which outcome.peak tells. With
 # torch 2.13 for CPU and one thread, importing everything took 234 MB; digits took 376 MB (425 MB by this formula),
@@ -174,7 +175,7 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     """Check every cell and estimate what it needs; nothing is run or written.
 
     Raises RecipeError for cells that are no valid recipes, StateError for folders of other recipes or another family of
-    tests, and UserError for data that cannot be loaded.
+    tests, and UserError for data that cannot be loaded or of which the grid cannot be shown (`check_shown`).
     """
     by_cell = recipes(grid)
     check_links(path for path in folder.glob("*") if not path.is_dir())
@@ -197,7 +198,7 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     refused: dict[str, str] = {}
     needs: dict[str, int] = {}
     if open_:
-        refused, needs = _ask(_probe, {name: by_cell[cell] for name, cell in first.items()})
+        refused, needs = _ask(_probe, {name: by_cell[cell] for name, cell in first.items()}, grid)
     todo = tuple(cell for cell in open_ if cell.combination not in refused)
     # what was refused earlier still holds for combinations that this call did not ask about
     known = {cell.combination for cell in by_cell}
@@ -429,8 +430,11 @@ def _compare_data(folder: Path, recipe: Recipe) -> None:
         raise UserError(f"{error}. Choose another folder with --out, or delete this one") from None
 
 
-def _probe(by_name: Mapping[str, Recipe]) -> tuple[dict[str, str], dict[str, int]]:
-    """Return which combinations the library refuses, and bytes of memory by size of cell."""
+def _probe(by_name: Mapping[str, Recipe], grid: Grid | None = None) -> tuple[dict[str, str], dict[str, int]]:
+    """Return which combinations the library refuses, and bytes of memory by size of cell.
+
+    Raises UserError for data that cannot be loaded, and where the tasks do not fit what the `grid` is to show of them.
+    """
     from fedloom.engines.plan import plan_of
     from fedloom.federation.rounds.build import build, build_method, load_data
     from fedloom.federation.rounds.evaluation import at_once, maps_of
@@ -456,6 +460,8 @@ def _probe(by_name: Mapping[str, Recipe]) -> tuple[dict[str, str], dict[str, int
             except RecipeError as error:
                 refused[name] = str(error).removeprefix("method: ")
                 continue
+            if grid is not None:
+                check_shown(grid, Run(Path(f"grid {grid.name}"), {}, built.measured, (), ()))
             if size not in needs:
                 plan = plan_of(built)
                 shape = plan.input_shape

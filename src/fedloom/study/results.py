@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import get_args
 
-from fedloom.core.errors import RecipeError, StateError, nearest
+from fedloom.core.errors import RecipeError, StateError, at, nearest
 from fedloom.federation.runs.reader import ARROWS, IN_VAIN, NOTHING, POOLED, Final, Run, TaskMetric, best_round
 from fedloom.study.grid import NO_VALIDATION, SMALLEST, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.output import HasTable, Records, Table, span
@@ -412,6 +412,14 @@ def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tupl
     for run, columns in zip(runs[1:], others, strict=True):
         if columns != first:
             raise StateError(f"not comparable, because the tasks differ: {runs[0].folder} and {run.folder}")
+    shown = _shown(grid, data, first)
+    if any(last_loss(run) is not None for run in runs):
+        shown += (Column(data, "", "training_loss", "min"),)
+    return shown if grid.delta == "none" else (*shown, Column(data))
+
+
+def _shown(grid: Grid, data: str, first: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Return the columns of tasks that the grid shows, of all, and those over them. Raises RecipeError without them."""
     if grid.columns is not None:
         by_task = {column.task: column for column in first}
         for task in grid.columns:
@@ -422,10 +430,21 @@ def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tupl
     if {"average", "spread"} & {*grid.also}:
         direction = _one_metric(grid, "also", "an average", {(column.metric, column.direction) for column in first})
         more["average"] = Column(data, "", "average", direction)
-    overall = tuple(more[name] for name in grid.also)
-    if any(last_loss(run) is not None for run in runs):
-        overall += (Column(data, "", "training_loss", "min"),)
-    return (*first, *overall) if grid.delta == "none" else (*first, *overall, Column(data))
+    return *first, *(more[name] for name in grid.also)
+
+
+def check_shown(grid: Grid, run: Run) -> None:
+    """Raise UserError where a grid cannot show a run's tasks as its keys say; the run need not have begun."""
+    run = run.judged_by(grid.metric)
+    if grid.at != "last":
+        _one_metric(grid, "at", "a mean", {(row.metric, row.direction) for row in run.judged})
+    columns = tuple(Column("", row.task, row.metric, row.direction) for row in run.judged)
+    if grid.show == "domains":
+        with at("show: domains"):
+            task, metric = _in_domains(run)
+            domains = dict.fromkeys(_domains(run).values())
+        columns = tuple(Column("", domain, metric, run.direction(task, metric)) for domain in domains)
+    _shown(grid, "", columns)
 
 
 def _columns(data: str, run: Run, split: str, by_domain: bool) -> tuple[Column, ...]:
@@ -543,6 +562,17 @@ def domain_history(run: Run, task: str | None = None, metric: str | None = None,
     data the first is the best. Raises StateError where clients have no domains, nothing was measured, or the task or
     the metric is not the run's.
     """
+    task, metric = _in_domains(run, task, metric)
+    rounds = _domain_scores(run, task, metric, split)
+    if not rounds:
+        raise StateError(f"{run.folder}: no {split} {metric} was measured")
+    validated = {r: s.average for r, s in _domain_scores(run, task, metric, "val").items() if r in rounds}
+    best = best_round(validated, run.direction(task, metric))
+    return DomainHistory(run.label, task, metric, tuple(rounds.values()), None if best is None else rounds[best])
+
+
+def _in_domains(run: Run, task: str | None = None, metric: str | None = None) -> tuple[str, str]:
+    """Return the task and the metric, by default the only task and its own. Raises StateError for others."""
     tasks = run.info["tasks"]
     if task is None:
         if len(tasks) > 1:
@@ -553,20 +583,20 @@ def domain_history(run: Run, task: str | None = None, metric: str | None = None,
     metric = metric or str(tasks[task]["primary"])
     if metric not in tasks[task]["metrics"]:
         raise StateError(f"{run.folder}: task {task!r} has no metric {metric!r}; {', '.join(tasks[task]['metrics'])}")
-    rounds = _domain_scores(run, task, metric, split)
-    if not rounds:
-        raise StateError(f"{run.folder}: no {split} {metric} was measured")
-    validated = {r: s.average for r, s in _domain_scores(run, task, metric, "val").items() if r in rounds}
-    best = best_round(validated, tasks[task]["metrics"][metric])
-    return DomainHistory(run.label, task, metric, tuple(rounds.values()), None if best is None else rounds[best])
+    return task, metric
+
+
+def _domains(run: Run) -> dict[str, str]:
+    """Return client -> its domain. Raises StateError for a client without one."""
+    for client, about in run.info["clients"].items():
+        if about.get("domain") is None:
+            raise StateError(f"{run.folder}: client {client!r} has no domain")
+    return {client: about["domain"] for client, about in run.info["clients"].items()}
 
 
 def _domain_scores(run: Run, task: str, metric: str, split: str) -> dict[int, DomainScores]:
     """Return round -> the scores on a split, in order."""
-    domains = {client: about.get("domain") for client, about in run.info["clients"].items()}
-    for client, domain in domains.items():
-        if domain is None:
-            raise StateError(f"{run.folder}: client {client!r} has no domain")
+    domains = _domains(run)
     each: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number, by_client in run.scores(task, metric, split).items():
         for client, value in by_client.items():

@@ -88,6 +88,13 @@ class Built(Common):
             "frozen_hash": self.frozen_hash,
             **({"graph_hash": self.graph_hash} if self.recipe.peers is not None and self.whole else {}),
             "parameters": self.layout.parameters.d,
+            **self.measured,
+        }
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The part of run.json that says whose numbers there will be: the tasks and the clients."""
+        return {
             "tasks": {
                 t.name: {"kind": t.kind, "primary": t.primary, "metrics": dict(t.metrics), "weight": t.weight}
                 for t in self.federation.tasks
@@ -97,7 +104,7 @@ class Built(Common):
                     "tasks": {n: w for n, (_, w) in c.tasks.items()},
                     "domain": c.domain,
                     **({"train": len(c.train), "val": len(c.val)} if c.counted else {}),
-                    **({"test": len(c.test)} if c.counted and table is not None else {}),
+                    **({"test": len(c.test)} if c.counted and self.dataset.table is not None else {}),
                 }
                 for c in self.federation.clients.values()
             },
