@@ -254,6 +254,18 @@ def test_rows_that_no_verdict_is_about_are_not_run(
         assert verdicts(file).records().lines[0][6:8] == ("not sensitive", None)
 
 
+def test_what_a_file_of_seeds_lacks_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path, CLAIMS, rule=None)
+    seeds, rules = tmp_path / "seeds" / "small.csv", tmp_path / "rules" / "small.csv"
+    without = [line for line in TEST.lines if line.method != "FedProx"]
+    broken = [replace(x, value=math.inf) if (x.method, x.task) == ("FedAvg", "edge") else x for x in without]
+    seeds.write_text(Seeds("t", tuple(broken)).to_csv())
+    notes = verdicts(file).as_table().notes
+    assert f"{seeds}, NYUD: no seed 0, 1, 2, 3, 4: FedProx." in notes
+    assert f"{seeds}, NYUD: no number of edge at some seed: FedAvg." in notes
+    assert f"{rules} is absent: the benchmark is not judged." in notes
+
+
 def test_wrong_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
     swapped = CLAIMS.replace("method: FedAvg, over: Local", "method: Local, over: FedAvg")
     with pytest.raises(RecipeError, match="Local over FedAvg on NYUD is not in the family of grid"):

@@ -12,13 +12,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from pydantic import Field
 
-from fedloom.core.errors import RecipeError, StateError, nearest
+from fedloom.core.errors import RecipeError, StateError, at, nearest
 from fedloom.core.settings.section import Count, Problems, Section
 from fedloom.core.settings.yaml import read_section
 from fedloom.study.grid import Grid, cell_of, load_grid, together
@@ -29,6 +29,7 @@ from fedloom.study.results import (
     at_constant,
     change,
     deltas,
+    gaps_of,
     near_0,
     of_seeds,
     read_seeds,
@@ -261,6 +262,8 @@ class Judged:
     sensitivity: Mapping[str, Sensitivity]
     methods: tuple[tuple[str, ...], ...] = ()
     """Data set, method, seeds, gain over training alone, last training loss and by how much that still falls."""
+    gaps: tuple[str, ...] = ()
+    """The numbers that compared methods lack, and on which data."""
 
     @property
     def is_decided(self) -> bool:
@@ -279,6 +282,7 @@ def judged(grid: Grid, seeds: Seeds, rule: Seeds | None, counted: Mapping[str, s
     why: dict[tuple[str, str, str], str] = {}
     known: dict[str, Sensitivity] = {}
     rows: list[tuple[str, ...]] = []
+    gaps: dict[str, None] = {}
     for data in grid.data:
         if rule is not None and rule.methods(data):
             known[data] = sensitivity(rule, data)
@@ -295,8 +299,9 @@ def judged(grid: Grid, seeds: Seeds, rule: Seeds | None, counted: Mapping[str, s
                 open_ = {name: seeds.unsettled(data, name) for name in values}
                 gains[data, method, over] = list(deltas(values[method], values[over], directions).values())
                 why[data, method, over] = barred or unfit(values, open_, every, metrics)
+                gaps |= dict.fromkeys(f"{data}: {gap}" for gap in gaps_of(values, every, metrics))
     ratios = {key: seeds.ratio(key[0]) for key in gains}
-    return Judged(grid, family(gains, ratios, why, grid.smallest), known, tuple(rows))
+    return Judged(grid, family(gains, ratios, why, grid.smallest), known, tuple(rows), tuple(gaps))
 
 
 def _row(seeds: Seeds, data: str, name: str, directions: Mapping[str, str]) -> tuple[str, ...]:
@@ -389,6 +394,7 @@ class Verdicts(HasTable):
         for name, of in self.grids.items():
             for data, known in of.sensitivity.items():
                 notes += [f"{name}, {data}: not sensitive: {reason}." for reason in known.reasons]
+            notes += [f"{gap}." for gap in of.gaps]
         if any(claim.grid not in self.grids for claim in self.claims.values()):
             notes.append(f"{UNTUNED}: no numbers of tuned methods are here, so there is no verdict; --run makes them.")
         return notes
@@ -424,5 +430,11 @@ def verdicts(file: Path) -> Verdicts:
         files = {kind: of for kind in ("seeds", "rules") if (of := file_of(file, grid, kind)).is_file()}
         if files:
             known = {kind: read_seeds(of) for kind, of in files.items()}
-            found[name] = judged(grid, known.get("seeds", Seeds(grid.name, ())), known.get("rules"))
+            with at(str(files.get("rules", ""))):
+                made = judged(grid, known.get("seeds", Seeds(grid.name, ())), known.get("rules"))
+            gaps = [f"{files['seeds']}, {gap}" for gap in made.gaps]
+            gaps += (
+                [] if "rules" in files else [f"{file_of(file, grid, 'rules')} is absent: the benchmark is not judged"]
+            )
+            found[name] = replace(made, gaps=tuple(gaps))
     return Verdicts(dict(enumerate(claims.claims, 1)), found)

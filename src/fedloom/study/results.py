@@ -672,15 +672,21 @@ def unfit(
     """
     if reason := unsettled_among(unsettled):
         return reason
-    for name, by_seed in values.items():
-        if absent := sorted({*seeds} - by_seed.keys()):
-            return f"no seed {', '.join(map(str, absent))}: {name}"
-        each = {task: [of.get(task, nan) for of in by_seed.values()] for task in metrics}
-        if unknown := [task for task, numbers in each.items() if not all(map(isfinite, numbers))]:
-            return f"no number of {', '.join(unknown)} at some seed: {name}"
+    if gap := next(gaps_of(values, seeds, metrics), ""):
+        return gap
     *_, (base, by_seed) = values.items()
     vague = near_0(by_seed, metrics)
     return f"about 0 with {base}, so no percent: {', '.join(vague)}" if vague else ""
+
+
+def gaps_of(values: Mapping[str, Values], seeds: Iterable[int], tasks: Iterable[str]) -> Iterator[str]:
+    """Yield the first thing that each method lacks, of these seeds and tasks."""
+    for name, by_seed in values.items():
+        each = {task: [of.get(task, nan) for of in by_seed.values()] for task in tasks}
+        if absent := sorted({*seeds} - by_seed.keys()):
+            yield f"no seed {', '.join(map(str, absent))}: {name}"
+        elif unknown := [task for task, numbers in each.items() if not all(map(isfinite, numbers))]:
+            yield f"no number of {', '.join(unknown)} at some seed: {name}"
 
 
 def last_loss(run: Run) -> float | None:
