@@ -51,9 +51,7 @@ class Aggregation(Around):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.stage.traits.reduces:
-            raise ValueError(
-                f"{type(self).__name__}: {self.stage!r} leaves a row for each client, expected one for all"
-            )
+            raise ValueError(f"{type(self).__name__}: {self.stage} leaves a row for each client, expected one for all")
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
         return replace(self, stage=self.stage.at_combiner(change))  # type: ignore[type-var]
@@ -71,7 +69,7 @@ class Scope(Around):
         super().__post_init__()
         if self.stage.traits.reduces:
             raise ValueError(
-                f"Scope({self.selector!r}): {self.stage!r} leaves one row, but the other columns keep all rows; "
+                f"Scope({self.selector!r}): {self.stage} leaves one row, but the other columns keep all rows; "
                 "use Split with a stage for the rest"
             )
 
@@ -335,7 +333,7 @@ class PartlyShared(Inner):
         if not self.shared.traits.reduces or self.own.traits.reduces:
             raise ValueError(
                 f"PartlyShared({self.selector!r}): expected a stage that leaves one row and one that keeps all, "
-                f"found {self.shared!r} and {self.own!r}"
+                f"found {self.shared} and {self.own}"
             )
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
@@ -381,7 +379,7 @@ class Every(Around):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stage.traits.reduces:
-            raise ValueError(f"Every: {self.stage!r} leaves one row, but in other rounds all rows are kept")
+            raise ValueError(f"Every: {self.stage} leaves one row, but in other rounds all rows are kept")
 
     @cached_property
     def traits(self) -> Traits:

@@ -314,7 +314,7 @@ def combined_by(stage: Stage, other: Stage) -> Stage:
 
     def replaced(rule: Stage) -> Stage:
         if not rule.replaceable:
-            raise ValueError(f"{other!r} would replace a mean, but {rule!r} has none")
+            raise ValueError(f"{other} would replace a mean, but {rule} has none")
         return other
 
     return stage.at_combiner(replaced)
@@ -332,18 +332,18 @@ def check_closed(stages: Sequence[Stage], where: str) -> None:
     for stage in stages:
         traits = stage.traits
         if reduced is not None and (traits.kind != "row" or traits.reduces):
-            raise ValueError(f"{where}: {stage!r} compares rows, but {reduced!r} before it leaves only one")
+            raise ValueError(f"{where}: {stage} compares rows, but {reduced} before it leaves only one")
         for name in traits.reads:
             pending.pop(name, None)
         for name in sorted(traits.writes - {"X", "groups", "tasks"} - traits.broadcasts):
             if name in pending:
                 raise ValueError(
-                    f"{where}: {pending[name]!r} writes {name!r}, but {stage!r} overwrites it without reading it"
+                    f"{where}: {pending[name]} writes {name!r}, but {stage} overwrites it without reading it"
                 )
             pending[name] = stage
         if traits.reduces:
             reduced = stage
     for name, writer in pending.items():
         after = stages[stages.index(writer) + 1 :]
-        blame = f"{after[-1]!r} after it does not read it" if after else "nothing comes after it"
-        raise ValueError(f"{where}: {writer!r} writes {name!r}, but {blame}, so it would have no effect")
+        blame = f"{after[-1]} after it does not read it" if after else "nothing comes after it"
+        raise ValueError(f"{where}: {writer} writes {name!r}, but {blame}, so it would have no effect")
