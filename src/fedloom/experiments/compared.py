@@ -34,7 +34,7 @@ from fedloom.federation.runs.recorded import TEMPORARY, began, changed, other_co
 from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
-from fedloom.study.results import SIGNED, UNKNOWN, near_0, unsettled_among
+from fedloom.study.results import UNKNOWN, near_0, unsettled_among
 from fedloom.study.significance import holders, sites
 from fedloom.study.statistics import judge, paired
 
@@ -193,9 +193,8 @@ class _Question:
     def _tuned(self, name: str, changes: Changes, notes: list[str]) -> Changes:
         """Return the settings with the best validation score."""
         trials, seeds = self.budget.trials, self.budget.seeds
-        means: dict[str, dict[str, float]] = {}
-        directions: dict[str, str] = {}
-        signed = set[str]()
+        values: dict[str, dict[int, Mapping[str, float]]] = {}
+        rows: list[TaskMetric] = []
 
         def of(trial: Changes, seed: int = seeds[0]) -> Recipe:
             return self._recipe({**changes, **trial}, seed)
@@ -206,17 +205,15 @@ class _Question:
             run.judged_by(self.metric)  # one that no task has is said at the first trial
             if not _validated(run):
                 raise _UnvalidatedError
-            directions.update({row.task: row.direction for row in run.judged})
-            signed.update(row.task for row in run.judged if row.metric in SIGNED)
+            rows[:] = run.judged
             final = {} if run.info["status"] in IN_VAIN else run.final("val").values
             return {row.task: final.get(row.task, {}).get(row.metric, nan) for row in run.judged}
 
         def ran(proposed: list[Changes]) -> tune.Scores:
             for number, trial in enumerate(proposed):
-                if tune.key(trial) not in means:
-                    each = [measured(trial, number, seed) for seed in seeds]
-                    means[tune.key(trial)] = {task: fmean(of[task] for of in each) for task in directions}
-            return tune.changes_against_first(means, directions, signed)
+                if tune.key(trial) not in values:
+                    values[tune.key(trial)] = {seed: measured(trial, number, seed) for seed in seeds}
+            return tune.scored(values, rows)
 
         try:
             curve = tune.search_of(of, trials).curve(name, ran)
@@ -285,13 +282,7 @@ def _validated(run: Run) -> bool:
 
 def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | None:
     """Return the way of training together with the best validation numbers, over seeds against training alone."""
-    means = {
-        name: {row.task: fmean(of.get(row.task, nan) for of in columns[name].values.values()) for row in rows}
-        for name in ("local", *TOGETHER)
-        if name in columns
-    }
-    signed = {row.task for row in rows if row.metric in SIGNED}
-    scores = tune.changes_against_first(means, {row.task: row.direction for row in rows}, signed)
+    scores = tune.scored({name: columns[name].values for name in ("local", *TOGETHER) if name in columns}, rows)
     known = {name: value for name, value in scores.items() if name in TOGETHER and isfinite(value)}
     return max(known, key=lambda name: known[name], default=None)
 

@@ -31,10 +31,11 @@ from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import changed, load, texts
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build_method
+from fedloom.federation.runs.reader import TaskMetric
 from fedloom.methods import ADDONS, METHODS
 from fedloom.study.grid import FILE, Changes, Grid, cells, load_grid, names, parts_of, recipes, takes_name, write
 from fedloom.study.output import Records
-from fedloom.study.results import SIGNED, of_grid
+from fedloom.study.results import SIGNED, Values, of_grid
 from fedloom.study.statistics import delta_m
 
 RATE = "training.optimizer.lr"
@@ -333,15 +334,19 @@ def on_validation(recipe: Recipe) -> Changes:
 def scores_of(grid: Grid, folder: Path, trials: Sequence[Changes]) -> dict[str, float]:
     """Return the score of each trial of a grid: the change against the first one that learned something."""
     results = of_grid(grid, folder, "val")
-    sides = {base: side for (_, base, _), side in results.sides.items()}
-    directions = {row.task: row.direction for row in results.rows[BENCHMARK]}
-    signed = {row.task for row in results.rows[BENCHMARK] if row.metric in SIGNED}
-    means: dict[str, dict[str, float]] = {}
-    for trial in trials:
-        side = sides.get(described(trial))
-        values = {} if side is None or side.is_in_vain or len(side.values) < len(grid.seeds) else side.values
-        means[key(trial)] = {t: fmean(v[t] for v in values.values()) for t in directions} if values else {}
-    return changes_against_first(means, directions, signed)
+    values = {base: side.values for (_, base, _), side in results.sides.items()
+              if not side.is_in_vain and len(side.values) == len(grid.seeds)}  # fmt: skip
+    return scored({key(trial): values.get(described(trial), {}) for trial in trials}, results.rows[BENCHMARK])
+
+
+def scored(values: Mapping[str, Values], rows: Sequence[TaskMetric]) -> dict[str, float]:
+    """Return the score of each name, from its numbers by seed and task; -inf without a seed."""
+    means = {
+        name: {row.task: fmean(of.get(row.task, math.nan) for of in by_seed.values()) for row in rows if by_seed}
+        for name, by_seed in values.items()
+    }
+    signed = {row.task for row in rows if row.metric in SIGNED}
+    return changes_against_first(means, {row.task: row.direction for row in rows}, signed)
 
 
 def changes_against_first(
