@@ -18,12 +18,12 @@ from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner, on_test
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.study import charts
 from fedloom.study.agreement import Array, pair_ranks
-from fedloom.study.grid import Grid, write
+from fedloom.study.grid import SMALLEST, Grid, write
 from fedloom.study.output import HasTable, Records, Table
 from fedloom.study.report.records import agreement_of
 from fedloom.study.results import of_grid
 from fedloom.study.significance import CORRECTED
-from fedloom.study.statistics import LEVEL, Paired, against_zero, corrected, delta_terms, holm, p_text
+from fedloom.study.statistics import LEVEL, Paired, delta_terms, family, holm, p_text
 
 if TYPE_CHECKING:
     from fedloom.federation.rounds.built import Built
@@ -116,11 +116,8 @@ class Atlas(HasTable):
     @cached_property
     def effects(self) -> dict[tuple[int, int], tuple[Paired, float]]:
         """Return (task, with which other) -> change over seeds and p after Holm's correction over all pairs."""
-        known = {pair: self.changes[:, *pair].tolist() for pair in self._pairs}
-        tests = {
-            pair: against_zero(each, ratio=self.ratio) for pair, each in known.items() if all(map(math.isfinite, each))
-        }
-        return {pair: (of, p) for (pair, of), p in zip(tests.items(), corrected([*tests.values()]), strict=True)}
+        tests = family({pair: self.changes[:, *pair].tolist() for pair in self._pairs}, self.ratio, SMALLEST)
+        return {pair: (of.change, of.holm) for pair, of in tests.items() if of.change is not None}
 
     @property
     def _pairs(self) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ from fedloom.study.grid import CHANGES, FILE, Changes, Grid, cells, load_grid, s
 from fedloom.study.output import Made, Records, Table
 from fedloom.study.results import MOVING, Side, deltas, near_0, note, of_grid, troubles
 from fedloom.study.significance import of_clients, ranked
-from fedloom.study.statistics import Estimate, against_zero, corrected, delta_m, judge, p_text
+from fedloom.study.statistics import Estimate, delta_m, family, p_text
 
 TOURNAMENT = "tournament.yaml"
 ALONE = "local"
@@ -117,18 +117,18 @@ def standings(
     leader = changes[methods[0]]
     unsettled = {name: sides[name].unsettled for name in changes}
     vague = near_0(alone.values, {row.task: row.metric for row in rows})  # a change in percent of that says nothing
-    leads = {  # of the leader over each other method, where both have converged
-        name: against_zero([a - b for a, b in zip(leader, changes[name], strict=True)], ratio=alone.ratio)
+    ahead_of = {  # of the leader over each other method, where both have converged
+        name: [a - b for a, b in zip(leader, changes[name], strict=True)]
         for name in methods[1:]
         if len(seeds) > 1 and not unsettled[name] and not unsettled[methods[0]] and not vague
     }
-    ps = dict(zip(leads, corrected([*leads.values()]), strict=True))
-    verdicts = [judge(of, grid.smallest, ps[name]) for name, of in leads.items()]
+    leads = family(ahead_of, alone.ratio, grid.smallest)
     ranks = ranked(results).ranking.ranks
     lines, records, t = [], [], tournament
     for name in (*methods, *(name for name in changes if name not in grid.bases)):
-        side, delta, of = sides[name], Estimate.of(changes[name], alone.ratio), leads.get(name)
-        p, rank = ps.get(name, math.nan), ranks.get(name, math.nan)
+        side, delta, lead = sides[name], Estimate.of(changes[name], alone.ratio), leads.get(name)
+        of, p = (lead.change, lead.holm) if lead else (None, math.nan)
+        rank = ranks.get(name, math.nan)
         gains = _gains(side, alone, rows, seeds) if name != ALONE else {}
         ahead = fmean(gain > 0 for gain in gains.values()) if gains else math.nan
         client, worst = min(gains.items(), key=lambda item: item[1]) if gains else ("", math.nan)
@@ -171,7 +171,7 @@ def standings(
     if vague:
         notes.append(f"no verdict: {ALONE} is about 0 on {', '.join(vague)}, so a change in percent says nothing.")
     made = Table(f"Tournament {t.name}", HEAD, tuple(lines), (about, *notes, *chosen, *edge, *out))
-    decided = len(seeds) > 1 and all(verdict.answer != "cannot tell" for verdict in verdicts)
+    decided = len(seeds) > 1 and all(of.verdict.answer != "cannot tell" for of in leads.values())
     return Standings(made, Records(CSV, records), len(seeds), decided)
 
 

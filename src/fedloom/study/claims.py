@@ -301,7 +301,7 @@ def judged(grid: Grid, seeds: Seeds, rule: Seeds | None, counted: Mapping[str, s
                 why[data, method, over] = barred or unfit(values, open_, every, metrics)
                 gaps |= dict.fromkeys(f"{data}: {gap}" for gap in gaps_of(values, every, metrics))
     ratios = {key: seeds.ratio(key[0]) for key in gains}
-    return Judged(grid, family(gains, ratios, why, grid.smallest), known, tuple(rows), tuple(gaps))
+    return Judged(grid, family(gains, ratios, grid.smallest, why), known, tuple(rows), tuple(gaps))
 
 
 def _row(seeds: Seeds, data: str, name: str, directions: Mapping[str, str]) -> tuple[str, ...]:

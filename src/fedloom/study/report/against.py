@@ -392,7 +392,7 @@ def _methods(
     for data in {m.data for m in methods}:
         mine = [m for m in methods if m.data == data and m.is_method and len(m.seeds) > 1]
         gains = {(data, m.label): m.seeds for m in mine if all(map(math.isfinite, m.seeds))}
-        tested = statistics.family(gains, ratios, reasons, grid.smallest)
+        tested = statistics.family(gains, ratios, grid.smallest, reasons)
         verdicts |= {key: of.verdict for key, of in tested.items()}
     return tuple(replace(m, verdict=verdicts.get((m.data, m.label))) for m in methods)
 
