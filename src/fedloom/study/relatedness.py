@@ -92,8 +92,7 @@ def etran(features: Any, labels: Any, shrinkage: float = 1e-2, energy_kept: floa
     n = len(F)
     if not n:
         return EtranScore(math.nan, math.nan)
-    top = F.max(1, keepdims=True)
-    energy = float((top[:, 0] + np.log(np.exp(F - top).sum(1))).mean())
+    energy = float(np.logaddexp.reduce(F, axis=1).mean())
     if not is_classes(labels):
         return EtranScore(energy, _regression(F, targets_of(labels, n), energy_kept))
     values, index = classes_of(labels, n)
@@ -117,8 +116,7 @@ def _discriminant(F: Array, index: Array, classes: int, shrinkage: float) -> flo
     S = (1 - shrinkage) * S + shrinkage * level * np.eye(len(S))
     W = np.linalg.solve(S, means.T)
     score = F @ W - (means * W.T).sum(1) / 2 + np.log(counts / n)
-    score -= score.max(1, keepdims=True)
-    log_p = score - np.log(np.exp(score).sum(1, keepdims=True))
+    log_p = score - np.logaddexp.reduce(score, axis=1, keepdims=True)
     return float(log_p[np.arange(n), index].mean())
 
 
@@ -338,11 +336,7 @@ def wte(
 ) -> Array:
     """Compute Euclidean distances (T x T) of the embeddings of T data sets, see `wte_embeddings`; without a model."""
     V = wte_embeddings(inputs, labels, reference=reference, label_dims=label_dims, seed=seed)
-    D = np.zeros((len(V), len(V)))
-    for i in range(len(V)):
-        for j in range(i):
-            D[i, j] = D[j, i] = np.linalg.norm(V[i] - V[j])
-    return D
+    return np.stack([np.linalg.norm(V - v, axis=1) for v in V])
 
 
 def wte_embeddings(
