@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -37,45 +38,33 @@ def flag(name: str, about: str) -> Any:
     return typer.Option(name, help=about)
 
 
-def out_file(about: str, metavar: str | None = None, default: str | None = None) -> Any:
+def out_file(about: str, metavar: str | None = None, default: str | None = None, folder: bool = False) -> Any:
     """Return the option that every command has for the file that it writes; `default` is in words."""
-    return typer.Option("--out", "-o", help=about, metavar=metavar, show_default=default or True, dir_okay=False)
+    look: Any = {"help": about, "metavar": metavar, "show_default": default or True}
+    return typer.Option("--out", "-o", file_okay=not folder, dir_okay=folder, **look)
 
 
-def out_folder(about: str, metavar: str | None = None, default: str | None = None) -> Any:
-    """Return the option that every command has for the folder that it writes; `default` is in words."""
-    return typer.Option("--out", "-o", help=about, metavar=metavar, show_default=default or True, file_okay=False)
+out_folder = partial(out_file, folder=True)
+"""The same for the folder that it writes."""
 
 
 # Completion after TAB in a shell; no torch is loaded.
 
 
-def complete_recipe(incomplete: str) -> list[str]:
-    """Return packaged recipes."""
-    from fedloom.federation.recipes.loader import names
+def _completion(*homes: str) -> Callable[[str], list[str]]:
+    """Return the completion of names that MODULE:NAME has or returns, for several of these."""
 
-    return _that_begin(incomplete, names())
+    def complete(incomplete: str) -> list[str]:
+        each = (found() if callable(found := resolve_name(f"fedloom.{home}")) else found for home in homes)
+        return _that_begin(incomplete, [*dict.fromkeys(name for names in each for name in names)])
 
-
-def complete_grid(incomplete: str) -> list[str]:
-    """Return packaged grids, and those that ran in their default place."""
-    from fedloom.study.grid import names, ran
-
-    return _that_begin(incomplete, sorted({*names(), *ran()}))
+    return complete
 
 
-def complete_method(incomplete: str) -> list[str]:
-    """Return methods and add-ons."""
-    from fedloom.methods import ADDONS, METHODS
-
-    return _that_begin(incomplete, [*METHODS.names, *ADDONS.names])
-
-
-def complete_dataset(incomplete: str) -> list[str]:
-    """Return the names of data sets."""
-    from fedloom.data import DATASETS
-
-    return _that_begin(incomplete, DATASETS.names)
+complete_recipe = _completion("federation.recipes.loader:names")
+complete_grid = _completion("study.grid:names", "study.grid:ran")
+complete_method = _completion("methods:METHODS.names", "methods:ADDONS.names")
+complete_dataset = _completion("data:DATASETS.names")
 
 
 def complete_change(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -175,11 +164,15 @@ def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
 
         typer.echo(json_text(result), nl=False)
         return
+    from rich.console import Console
+
+    console = Console()
+    wide = None if console.is_terminal else max(console.width, 200)  # in a file no line is broken
     for part in shown or (table_of(result),):
         if isinstance(part, str):
             typer.echo(part, nl=not part.endswith("\n"))
         else:
-            print_wide(part)
+            Console(width=wide).print(part)
 
 
 def put_table(table: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
@@ -224,14 +217,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return "/".join(map(str, value))
     return "" if value is None else str(value)
-
-
-def print_wide(what: RenderableType) -> None:
-    """Print for people; where the output goes to a file, print wide, so that no line is broken."""
-    from rich.console import Console
-
-    console = Console()
-    Console(width=None if console.is_terminal else max(console.width, 200)).print(what)
 
 
 def check_run(folder: Path) -> None:
