@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,20 +25,14 @@ Tell = Callable[[int, int, str], None]
 """A function of (steps done, of how many, the next step)."""
 
 
-class Steps:
-    """Counts the steps of some work, and tells of each when it begins."""
+Step = Callable[[str], None]
+"""A function of the step that begins; with '' all steps are done."""
 
-    def __init__(self, total: int, tell: Tell) -> None:
-        self._done, self._total, self._tell = -1, total, tell
 
-    def __call__(self, what: str) -> None:
-        """Note that a step begins; those before it are done."""
-        self._done += 1
-        self._tell(self._done, self._total, what)
-
-    def finished(self) -> None:
-        """Remove the bar when all steps are done."""
-        self._tell(self._total, self._total, "")
+def steps(total: int, tell: Tell) -> Step:
+    """Return what counts the steps of some work, and tells of each when it begins."""
+    done = itertools.count()
+    return lambda what: tell(next(done) if what else total, total, what)
 
 
 @dataclass(frozen=True, eq=False)

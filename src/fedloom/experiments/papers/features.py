@@ -23,7 +23,7 @@ from fedloom.core.lazy import need
 from fedloom.core.legend import between
 from fedloom.data.drawing import NEAR_TO_FAR, Cell, grid, pictures, ramp
 from fedloom.data.drawing import save as save_sheet
-from fedloom.experiments.export.finished import Finished, Steps, Tell, open_runs
+from fedloom.experiments.export.finished import Finished, Step, Tell, open_runs, steps
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient, Part
 from fedloom.federation.rounds.worker import check_device
@@ -388,7 +388,7 @@ def features(
         len(run.views) * (1 + (run.feature_module is not None)) + figures * (1 + (run.last_map is not None))
         for run in runs
     )
-    step = Steps(total, tell)
+    step = steps(total, tell)
     spectra: list[Spectrum] = []
     parts: dict[str, dict[str, DomainScores]] = {}
     embedded: list[Chart] = []
@@ -417,11 +417,11 @@ def features(
     if figures:
         notes += [f"{run.name} has no maps for Grad-CAM" for run in runs if run.last_map is None]
         heat = _heat_maps(runs, images, step)
-    step.finished()
+    step("")
     return FeatureStudy(tuple(spectra), parts, tuple(embedded), heat, tuple(notes))
 
 
-def _accuracies(run: DomainRun, step: Steps) -> dict[str, DomainScores]:
+def _accuracies(run: DomainRun, step: Step) -> dict[str, DomainScores]:
     """Return kind of features -> its accuracy on each domain, the mean over the domain's models."""
     each: dict[str, dict[str, list[float]]] = {part: {d: [] for d in run.domains} for part in PARTS}
     for view in run.views:
@@ -460,7 +460,7 @@ def _images(run: DomainRun, domain: str, count: int) -> tuple[Tensor, Tensor, Ar
     return x, y[run.task.name], pictures(part.examples, x, part.index)
 
 
-def _heat_maps(runs: Sequence[DomainRun], count: int, step: Steps) -> Any:
+def _heat_maps(runs: Sequence[DomainRun], count: int, step: Step) -> Any:
     """Draw Grad-CAM of the domains that all runs have: one row per test image, with the image and each run's map over
     it, with the class that the run answers. None where no run has maps, or no domain is in all."""
     domains = [d for d in runs[0].domains if all(d in run.domains for run in runs)]

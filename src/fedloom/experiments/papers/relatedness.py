@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import UserError, unknown
-from fedloom.experiments.export.finished import Steps, TaskModels, Tell, task_models
+from fedloom.experiments.export.finished import Step, TaskModels, Tell, steps, task_models
 from fedloom.experiments.papers.features import BATCH, encoded
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import Part
@@ -121,7 +121,7 @@ class _Scores:
     def compute(self, names: Sequence[str]) -> dict[str, Array]:
         """Return metric -> T x T."""
         by_features = [name for name in names if name in ("logme", "etran")]
-        step = Steps(len(self.tasks) * (bool(by_features) + ("fim" in names)) + ("wte" in names), self.tell)
+        step = steps(len(self.tasks) * (bool(by_features) + ("fim" in names)) + ("wte" in names), self.tell)
         scores: dict[str, Array] = {}
         if "sign" in names:
             scores["sign"] = sign(self.vectors).numpy()
@@ -137,7 +137,7 @@ class _Scores:
             x, y = zip(*(self._features(task) for task in self.tasks), strict=True)
             # of equal sizes, transport is an assignment, which is much faster
             scores["wte"] = wte(x, y, reference=min(map(len, x)), seed=self.seed)
-        step.finished()
+        step("")
         return {name: np.asarray(scores[name]) for name in names}
 
     def _examples(self, task: str, most: int) -> Part:
@@ -160,7 +160,7 @@ class _Scores:
         features, labels = encoded(encoder, self.parts[task], task, self.model.device)
         return features.numpy(), labels.numpy()
 
-    def _by_features(self, names: Sequence[str], step: Steps) -> dict[str, Array]:
+    def _by_features(self, names: Sequence[str], step: Step) -> dict[str, Array]:
         evidence, energy, labels = np.full((3, len(self.tasks), len(self.tasks)), math.nan)
         for s, source in enumerate(self.tasks):
             step(f"features by the encoder of {source}")
@@ -177,7 +177,7 @@ class _Scores:
             scores["etran"] = np.asarray(etran_totals(energy, labels))
         return scores
 
-    def _fim(self, step: Steps) -> Array:
+    def _fim(self, step: Step) -> Array:
         kinds = {task.name: task.kind for task in self.models.built.federation.tasks}
         names = [f"model.{name}" for name in self.models.common.names]
         diagonals = []
