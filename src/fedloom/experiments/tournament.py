@@ -265,7 +265,10 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
         grid = final_grid(tournament, chosen, tuned, seeds)
         runner.tell(f"final: {len(chosen)} methods, {seeds} seeds")
         at_edge = [curve.label for _, curve in curves if curve.at_edge]
-        made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", runner), at_edge)
+        outcome = runner.run(grid, folder / "final")
+        failed = {cell.base: f"seed {cell.seed} failed: {message}" for cell, message in outcome.failed.items()}
+        out = {base: why for base in grid.bases if (why := outcome.refused.get(f"{BENCHMARK} / {base}"))} | failed
+        made = standings(tournament, grid, folder / "final", refused | out, at_edge)
         tables = {"standings.csv": made.to_csv(), "standings.md": made.to_markdown()}
         write(folder, {**tables, "curves.csv": curves_csv(curves)})
         return made
@@ -283,13 +286,6 @@ def _set_aside(grid: Grid, folder: Path) -> Iterator[tuple[str, Path]]:
         if home.is_dir() and _own(before, cell.base) != _own(grid, cell.base):
             earlier.mkdir(exist_ok=True)
             yield cell.base, home.rename(earlier / f"{home.parent.name} {sum(1 for _ in earlier.iterdir()) + 1}")
-
-
-def _run(grid: Grid, folder: Path, runner: Runner) -> dict[str, str]:
-    """Run what is missing. Base of the grid -> why it was refused, or failed."""
-    outcome = runner.run(grid, folder)
-    failed = {cell.base: f"seed {cell.seed} failed: {message}" for cell, message in outcome.failed.items()}
-    return {base: why for base in grid.bases if (why := outcome.refused.get(f"{BENCHMARK} / {base}"))} | failed
 
 
 def _code(methods: Sequence[str]) -> list[str]:

@@ -166,7 +166,10 @@ def compare(
         values = {seed: {row.task: number(final, row) for row in rows} for seed, final in by_seed.items()}
         each = {line: Estimate.of([number(final, line) for final in by_seed.values()]) for line in lines}
         columns.append(RunSet(label, {run.seed: run for run in group}, by_seed, values, cells=each))
-    notes += [*_finals_notes(columns), *troubles({("", c.label, ""): c for c in columns})]
+    both = [final for c in columns for final in c.finals.values()]
+    notes += ["Not the same kind of model in all columns: see 'model'."] * (len({final.model for final in both}) > 1)
+    notes += ["Not the same kind of data in all columns."] * (len({final.data for final in both}) > 1)
+    notes += troubles({("", c.label, ""): c for c in columns})
     reference = columns[0] if base is None else _find(columns, base)
     about_delta: list[str] = []
     pairings: list[str] = []
@@ -273,16 +276,6 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
     if len(seeds) > 1:
         notes.append("The runs do not cover the same seeds.")
     notes += [f"Not finished: {run.folder.name}, round {run.last_round}." for run in runs if not run.is_finished]
-    return notes
-
-
-def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
-    """Return notes on numbers of different kinds of models or of data."""
-    notes = []
-    if len({final.model for c in columns for final in c.finals.values()}) > 1:
-        notes.append("Not the same kind of model in all columns: see 'model'.")
-    if len({final.data for c in columns for final in c.finals.values()}) > 1:
-        notes.append("Not the same kind of data in all columns.")
     return notes
 
 

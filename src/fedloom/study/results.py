@@ -404,14 +404,13 @@ def means(columns: Sequence[Column], side: Side) -> dict[str, float]:
 def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tuple[Column, ...]:
     """Return the columns of a data set, from its runs; none where it has no runs."""
     of_data = [side for (name, *_), side in sides.items() if name == data]
-    measured = [(run, side.finals[seed].split) for side in of_data for seed, run in side.runs.items()]
-    if not measured:
+    each = [(run, side.finals[seed].split) for side in of_data for seed, run in side.runs.items()]
+    if not each:
         return ()
-    runs = [run for run, _ in measured]
-    first, *others = (_columns(data, run, split, grid.show == "domains") for run, split in measured)
-    for run, columns in zip(runs[1:], others, strict=True):
-        if columns != first:
-            raise StateError(f"not comparable, because the tasks differ: {runs[0].folder} and {run.folder}")
+    runs, columns = [run for run, _ in each], [_columns(data, *one, grid.show == "domains") for one in each]
+    first = columns[0]
+    if other := next((run for run, of in zip(runs, columns, strict=True) if of != first), None):
+        raise StateError(f"not comparable, because the tasks differ: {runs[0].folder} and {other.folder}")
     shown = _shown(grid, data, first)
     if any(last_loss(run) is not None for run in runs):
         shown += (Column(data, "", "training_loss", "min"),)

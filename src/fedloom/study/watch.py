@@ -144,7 +144,7 @@ def _read(folder: Path, stamp: tuple[tuple[int, float], ...]) -> Now:
     asked = run.recipe.get("training", {}).get("rounds")
     times = [seconds_of(line) for line in done[-_RECENT:]]
     each = median(times) if times else None
-    open_ = not run.is_finished and asked is not None and each is not None
+    left = None if run.is_finished or asked is None or each is None else each * max(0, int(asked) - run.last_round)
     total = run.bytes_total()
     trained = {name: number_of(value) for name, value in ((done and done[-1].get("seconds_of")) or {}).items()}
     events = [
@@ -165,7 +165,7 @@ def _read(folder: Path, stamp: tuple[tuple[int, float], ...]) -> Now:
         total["up"],
         total["down"],
         each,
-        each * max(0, int(asked) - run.last_round) if open_ and each is not None and asked is not None else None,
+        left,
         None if run.is_finished else 0.0,
         tuple(events[-_EVENTS:]),
         max(trained.items(), key=lambda item: item[1]) if len(trained) > 1 else None,

@@ -339,7 +339,11 @@ def methods_of(grid: Grid, results: Results) -> tuple[tuple[Method, ...], dict[s
     Each seed is compared with the same seed of the baseline. The grid's own baseline comes first; '' stands for none.
     """
     lowest = {key: _worst_clients(side, results.rows[key[0]]) for key, side in results.sides.items()}
-    costs = {key: _costs(list(side.runs.values())) for key, side in results.sides.items()}
+    runs = {key: list(side.runs.values()) for key, side in results.sides.items()}
+    costs = {
+        key: (fmean(sum(run.bytes_total().values()) for run in of), mean_of([run.seconds_total() for run in of]))
+        for key, of in runs.items()
+    }
     plain = next(iter(grid.addons))
     special = {"": "none", "each base alone" if plain == "-" else f"each base with {plain}": "base"}
     named = special | {together(base, addon): f"{base}/{addon}" for _, base, addon in results.sides}
@@ -352,11 +356,6 @@ def methods_of(grid: Grid, results: Results) -> tuple[tuple[Method, ...], dict[s
     order = list(grid.data)
     by_data = sorted(_methods(grid, results, lowest, costs), key=lambda method: order.index(method.data))
     return tuple(by_data), views
-
-
-def _costs(runs: Sequence[Run]) -> tuple[float, float]:
-    """Return (bytes, seconds) of a run, mean over seeds."""
-    return fmean(sum(run.bytes_total().values()) for run in runs), mean_of([run.seconds_total() for run in runs])
 
 
 def _methods(

@@ -211,11 +211,6 @@ class _Reader:
             self.notes.append(f"{path.name} is not opened, because it is no regular file.")
         return regular
 
-    def meaning(self, task: _StoredTask) -> None:
-        """Remember the meaning of the colours of a task's pictures."""
-        known = self.legends.get(task.task, (task.legend, task.wrong_legend))
-        self.legends[task.task] = (known[0] | task.legend, known[1] | task.wrong_legend)
-
     def picture(self, folder: Path, of: _StoredPicture | None) -> Picture | None:
         """Read a picture of a run, if there is one, as text that a page can hold."""
         if of is None:
@@ -301,7 +296,8 @@ def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], abo
     for label, (_, index) in runs.items():
         for part in index.parts:
             for task in part.tasks:
-                reader.meaning(task)
+                mean, wrongly = reader.legends.get(task.task, (task.legend, task.wrong_legend))
+                reader.legends[task.task] = (mean | task.legend, wrongly | task.wrong_legend)
                 for example, answer, wrong in zip(part.examples, task.answer, task.wrong or repeat(None), strict=False):
                     answers[label, task.task, example.position] = answer, wrong
     folders = {label: run.folder for label, (run, _) in runs.items()}
