@@ -34,7 +34,7 @@ from fedloom.federation.runs.recorded import TEMPORARY, began, changed, other_co
 from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
-from fedloom.study.results import UNKNOWN, near_0, unsettled_among
+from fedloom.study.results import UNKNOWN, is_validated, near_0, unsettled_among
 from fedloom.study.significance import holders, sites
 from fedloom.study.statistics import judge, paired
 
@@ -183,7 +183,7 @@ class _Question:
         comparison = put_side_by_side(folders, None, split, self.metric)
         columns = dict(zip(chosen, comparison.columns, strict=True))
         best = None
-        if _validated(Run.read(folders[0])):
+        if is_validated(Run.read(folders[0])):
             judged = put_side_by_side(folders, None, "val", self.metric)
             best = _best(dict(zip(chosen, judged.columns, strict=True)), comparison.rows)
         unjudged = ["No validation data, so no way of training together is recommended."]
@@ -203,7 +203,7 @@ class _Question:
             place = self.home / "trials" / f"{name}-{number}-s{seed}"
             run = Run.read(self._run(f"{name} with {tune.described(trial)}, seed {seed}", of(trial, seed), place))
             run.judged_by(self.metric)  # one that no task has is said at the first trial
-            if not _validated(run):
+            if not is_validated(run):
                 raise _UnvalidatedError
             rows[:] = run.judged
             final = {} if run.info["status"] in IN_VAIN else run.final("val").values
@@ -232,9 +232,9 @@ class _Question:
 
     def _recipe(self, changes: Changes, seed: int) -> Recipe:
         """Return the recipe of one run, measured on validation data too."""
-        own = {name: value for name, value in changes.items() if name != "method"}
-        if self.model is not None and not isinstance(self.model, str | Mapping):  # whole modules have no heads of ours
-            own = {name: value for name, value in own.items() if name not in OWN_HEADS}
+        is_whole = self.model is not None and not isinstance(self.model, str | Mapping)  # it has no heads of ours
+        left = {"method", *(OWN_HEADS if is_whole else ())}
+        own = {name: value for name, value in changes.items() if name not in left}
         return recipe_of(self.what, self.model, changes["method"], texts(own), **{**self.options, "seed": seed})
 
     def _run(self, label: str, recipe: Recipe, place: Path) -> Path:
@@ -274,10 +274,6 @@ class _Question:
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Return whether tensors have equal names and values."""
     return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
-def _validated(run: Run) -> bool:
-    return any(entry["split"] == "val" for line in run.rounds for entry in line["metrics"])
 
 
 def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | None:

@@ -32,6 +32,7 @@ from fedloom.study.results import (
     change,
     columns_of,
     estimate,
+    one_metric,
     over_rounds,
     read,
 )
@@ -449,9 +450,7 @@ class _Means:
         ran = {data for data, *_ in self.results}
         self.columns = {data: _chosen(columns_of(grid, data, self.results), tasks) for data in grid.data if data in ran}
         metrics = {(column.metric, column.direction) for columns in self.columns.values() for column in columns}
-        if len(metrics) > 1:
-            several = ", ".join(sorted(metric for metric, _ in metrics))
-            raise RecipeError(f"grid {grid.name}: a mean over tasks needs one metric, found {several}")
+        one_metric(grid, "figure", "a mean", metrics)
         self.metric = Column("", "mean over tasks", *metrics.pop())
         names = {"/".join(where): where for cell in cells(grid) for where in [(cell.data, cell.base, cell.addon)]}
         if reference and reference not in names:

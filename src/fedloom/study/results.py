@@ -333,7 +333,7 @@ def made_by(grid: Grid, sides: Mapping[Combination, Side]) -> str:
     return f"{len(runs)} run{'s' * (len(runs) > 1)} of the grid {grid.name} by fedloom {versions}"
 
 
-def _one_metric(grid: Grid, key: str, what: str, metrics: set[tuple[str, str]]) -> str:
+def one_metric(grid: Grid, key: str, what: str, metrics: set[tuple[str, str]]) -> str:
     """Return the direction of the only metric. Raises RecipeError for several."""
     if len(metrics) > 1:
         names = ", ".join(name for name, _ in sorted(metrics))
@@ -342,12 +342,17 @@ def _one_metric(grid: Grid, key: str, what: str, metrics: set[tuple[str, str]]) 
     return direction
 
 
+def is_validated(run: Run) -> bool:
+    """Return whether something was measured on validation data."""
+    return any(entry["split"] == "val" for line in run.rounds for entry in line["metrics"])
+
+
 def _round(grid: Grid, run: Run, split: str) -> int | None:
     """Return the round whose model counts; None for the one that the run keeps. Test data never choose it."""
     if grid.at == "last":
         return None
-    direction = _one_metric(grid, "at", "a mean", {(row.metric, row.direction) for row in run.judged})
-    if not any(entry["split"] == "val" for line in run.rounds for entry in line["metrics"]):
+    direction = one_metric(grid, "at", "a mean", {(row.metric, row.direction) for row in run.judged})
+    if not is_validated(run):
         raise StateError(f"{run.folder}: {NO_VALIDATION}: nothing was measured on val")
     measured, validated = (over_rounds(run, name, grid.show == "domains") for name in (split, "val"))
     means = {number: fmean(scores.values()) for number, scores in validated.items() if number in measured}
@@ -427,7 +432,7 @@ def _shown(grid: Grid, data: str, first: tuple[Column, ...]) -> tuple[Column, ..
         first = tuple(by_task[task] for task in grid.columns)
     more = {name: Column(data, "", name, "min") for name in ("spread", "bits")}
     if {"average", "spread"} & {*grid.also}:
-        direction = _one_metric(grid, "also", "an average", {(column.metric, column.direction) for column in first})
+        direction = one_metric(grid, "also", "an average", {(column.metric, column.direction) for column in first})
         more["average"] = Column(data, "", "average", direction)
     return *first, *(more[name] for name in grid.also)
 
@@ -436,7 +441,7 @@ def check_shown(grid: Grid, run: Run) -> None:
     """Raise UserError where a grid cannot show a run's tasks as its keys say; the run need not have begun."""
     run = run.judged_by(grid.metric)
     if grid.at != "last":
-        _one_metric(grid, "at", "a mean", {(row.metric, row.direction) for row in run.judged})
+        one_metric(grid, "at", "a mean", {(row.metric, row.direction) for row in run.judged})
     columns = tuple(Column("", row.task, row.metric, row.direction) for row in run.judged)
     if grid.show == "domains":
         with at("show: domains"):

@@ -333,6 +333,11 @@ class Method:
         return min(self.changes.items(), key=lambda item: item[1].mean, default=None)
 
 
+def by_gain(methods: Sequence[Method]) -> list[Method]:
+    """Return the methods that are compared with their reference, the largest gain first."""
+    return sorted((m for m in methods if m.delta), key=lambda m: -m.delta.mean if m.delta else 0.0)
+
+
 def methods_of(grid: Grid, results: Results) -> tuple[tuple[Method, ...], dict[str, tuple[Method, ...]]]:
     """Return all methods with finished runs, compared as the grid says; and baseline -> methods compared with it.
 

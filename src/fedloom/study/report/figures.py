@@ -19,7 +19,7 @@ from fedloom.study.figures import of_ranks
 from fedloom.study.output import Records
 from fedloom.study.papers import HYPER, HyperWeights, used, weights_of
 from fedloom.study.report import records, words
-from fedloom.study.report.against import Against, Method
+from fedloom.study.report.against import Against, Method, by_gain
 from fedloom.study.report.collect import GridReport, RunReport
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import IN_CONFLICT, Cells, Curves, Matrices, Series, UpdateAgreement, cosines, primary
@@ -141,7 +141,7 @@ def compared(methods: Sequence[Method], palette: Sequence[str], at: int = 0) -> 
     """Draw the methods of each data set compared with the page's `at`-th base: gains, by tasks, and costs."""
     for place, data in enumerate(dict.fromkeys(m.data for m in methods)):
         name, mine = f"{at}-{place}", [m for m in methods if m.data == data]
-        ranked = sorted((m for m in mine if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
+        ranked = by_gain(mine)
         # the constant prediction is so far from all methods that nothing else could be seen
         deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "constant"}
         if not deltas:
@@ -267,7 +267,7 @@ def _rounds(
         if v is not None and math.isfinite(v)
     ]  # fmt: skip
     marked = look.pop("marked", {})
-    low, high = look.pop("low", min(numbers, default=0.0)), max([*numbers, 1e-9])
+    low, high = min([*numbers, *look.pop("least", ())], default=0.0), max([*numbers, 1e-9])
     views = []
     for group, rounds in several.items():
         for round in thinned(sorted(rounds), most):
@@ -280,9 +280,7 @@ def _rounds(
 
 def matrices(m: Matrices) -> Figure:
     """Draw the heat map of each round; what was chosen is marked."""
-    numbers = [v for rows in m.rounds.values() for of in rows.values() for v in of.values() if v is not None]
-    low = min([0.0, *(v for v in numbers if math.isfinite(v))])
-    return _rounds(m.title, {"": m.rounds}, m.names, m.rows, m.columns, low=low, marked=m.marked)
+    return _rounds(m.title, {"": m.rounds}, m.names, m.rows, m.columns, least=(0.0,), marked=m.marked)
 
 
 def _agreement(a: UpdateAgreement) -> Iterator[tuple[str, Figure]]:

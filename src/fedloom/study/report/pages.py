@@ -18,7 +18,7 @@ from fedloom.federation.runs.reader import TaskMetric, human_bytes, mean_of, tot
 from fedloom.study.charts import COLORS, CONFIG, color, finished, script, thinned
 from fedloom.study.output import Table, filled, plainly, text_of
 from fedloom.study.report import records, words
-from fedloom.study.report.against import Against, Method
+from fedloom.study.report.against import Against, Method, by_gain
 from fedloom.study.report.collect import GridReport, RunReport
 from fedloom.study.report.figures import Figure, against_of, compared, figures_of
 from fedloom.study.report.words import number, percent
@@ -405,7 +405,7 @@ def _grid_data(report: GridReport) -> dict[str, Any]:
 
 def _compared(name: str, data: str, methods: Sequence[Method], smallest: float) -> dict[str, Any]:
     """Return the methods of a data set at a glance; the names of their figures begin with `name`."""
-    ranked = sorted((m for m in methods if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
+    ranked = by_gain(methods)
     head = ("method", "Δ %", "verdict", "bytes", "seconds")
     lines = []
     for m in [*ranked, *(m for m in methods if m.delta is None)]:
