@@ -437,7 +437,8 @@ def data_sets(
                     bars[data][label] = e.mean
                     if not math.isnan(e.half):
                         ends[data, label] = (e.mean - e.half, e.mean + e.half)
-        drawn.append(charts.bars(bars, means.titles[name], title=means.titles[name], ends=ends))
+        some = {data: each for data, each in bars.items() if each}
+        drawn.append(charts.bars(some, means.titles[name], title=means.titles[name], ends=ends))
     return means.finished(drawn)
 
 
