@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -290,7 +291,7 @@ def package_of(file: Path) -> str:
     name = file.name.lower()
     if name.endswith(VOLUMES):
         return "pydicom" if name.endswith(VOLUMES[2]) else "nibabel"
-    if not ending(name) and file.is_file():
+    if not ending(name) and os.path.isfile(file):  # a text of a table may be no name at all
         with suppress(OSError), file.open("rb") as opened:
             return "pydicom" if opened.read(132)[128:] == b"DICM" else ""
     return ""
