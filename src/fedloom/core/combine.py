@@ -321,7 +321,7 @@ class PerBlock(Around):
 class PartlyShared(Inner):
     """`shared` makes one update of the selected columns for all clients; `own` keeps a row per client in the others.
 
-    Unlike in a Split, absent clients get the one update too. Stages added to the method go into `shared`.
+    A Split of two parts, in which stages that are added to the method go into `shared`.
     """
 
     selector: Selector
@@ -339,26 +339,15 @@ class PartlyShared(Inner):
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
         return replace(self, shared=self.shared.at_combiner(change))
 
-    def _parts(self, layout: Layout) -> tuple[Layout, Layout]:
-        part = _part(layout, self.selector, "PartlyShared")
-        return part, layout.without(part)
-
     def init(self, layout: Layout) -> State:
         """Return both stages' states. Raises ValueError if the selector matches nothing."""
-        part, rest = self._parts(layout)
-        return {"shared": self.shared.init(part), "own": self.own.init(rest)}
+        part = _part(layout, self.selector, "PartlyShared")
+        return {"shared": self.shared.init(part), "own": self.own.init(layout.without(part))}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        layout = updates.layout
-        part, rest = self._parts(layout)
-        one, shared = self.shared(updates.select(part), state["shared"], ctx)
-        each, own = self.own(updates.select(rest), state["own"], ctx)
-        X = layout.put(one.X.new_zeros(1 + len(each), layout.d), part, one.X)
-        layout.put(X[1:], rest, each.X)
-        out = Updates(
-            layout, (EVERYONE, *each.rows), X, torch.cat([one.n, each.n]), torch.cat([one.weight, each.weight])
-        )
-        return out, {"shared": shared, "own": own}
+        split = Split({as_select(self.selector): self.shared, "*": self.own})
+        out, new = split(updates, {"0": state["shared"], "1": state["own"]}, ctx)
+        return out, {"shared": new["0"], "own": new["1"]}
 
     @property
     def boxes(self) -> tuple[Box, ...]:
