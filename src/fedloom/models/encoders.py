@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.registry import Registry
-from fedloom.core.settings.section import Count
+from fedloom.core.settings.section import BelowOne, Count
 from fedloom.models.signal import Decoding, Norm, sized
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ ENCODERS = Registry("encoder", "fedloom.encoders", ("torch.nn:Module", "fedloom.
 
 They take as many of the others as they need; `signal` is the kind of input, None if unknown.
 """
-
-DropPath = Annotated[float, Field(ge=0, lt=1)]
 
 
 @ENCODERS.register("small-cnn")
@@ -177,7 +175,7 @@ def tiny_swin(
     *,
     width: Annotated[int, Field(ge=8, multiple_of=8)] = 24,
     window: Annotated[int, Field(ge=2)] = 4,
-    drop_path: DropPath = 0.0,
+    drop_path: BelowOne = 0.0,
     dim: Count = 32,
     decoder: Decoding = "pyramid",
     decoder_norm: Norm = "batch",
@@ -201,7 +199,7 @@ def timm(
     *,
     architecture: str,
     pretrained: bool = False,
-    drop_path: DropPath | None = None,
+    drop_path: BelowOne | None = None,
     dim: Count | None = None,
     decoder: Decoding = "pyramid",
     decoder_norm: Norm = "batch",

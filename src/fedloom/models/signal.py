@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fedloom.core.settings.section import Count, Positive, Problems, Section
+from fedloom.core.settings.section import Count, Natural, Positive, Problems, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ class Signal(Section):
     kind: Kind
     vocabulary: Count | None = None
     """Of tokens: they are whole numbers from 0 to below it; null: the largest in the data and one."""
-    padding: Annotated[int, Field(ge=0)] | None = None
+    padding: Natural | None = None
     """The token that pads shorter inputs, and that models ignore; null: there is none."""
 
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section
+from fedloom.core.settings.section import BelowOne, Count, NonNegative, Positive, Problems, Section, Share, UnitInterval
 
 
 class Optimizer(Section):
@@ -16,7 +14,7 @@ class Optimizer(Section):
     lr: Positive = 0.05
     encoder_lr: Positive | None = None
     """The encoder's own learning rate, which follows the same schedule; null: `lr`."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: BelowOne = 0.0
     nesterov: bool = False
     weight_decay: NonNegative = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
@@ -40,11 +38,11 @@ class Schedule(Section):
 
     name: Literal["constant", "cosine", "step"] = "constant"
     warmup: NonNegative = 0.0
-    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    warmup_start: Annotated[float, Field(ge=0, le=1)] = 0.0
-    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    warmup_share: BelowOne = 0.0
+    warmup_start: UnitInterval = 0.0
+    floor: UnitInterval = 0.0
     step_every: Count = 30
-    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+    gamma: Share = 0.1
 
     def _problems(self) -> Problems:
         if self.warmup and self.warmup_share:
@@ -66,7 +64,7 @@ class Training(Section):
     clip_norm: Positive | None = None
     keep_optimizer: bool = False
     """True to keep optimiser state (momentum, Adam moments) from round to round."""
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    participation: Share = 1.0
     """Share of the clients that train in a round."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """fp32: all of float32, also on a GPU, where torch would round what convolutions multiply to 10 bits. tf32: a GPU

@@ -8,14 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fedloom.core.errors import RecipeError
-from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section
+from fedloom.core.settings.section import BelowOne, Count, Natural, NonNegative, Positive, Problems, Section, Share
 from fedloom.methods.peers.scenario import Scenario
 
 Scale = Literal["unit", "cosine"]
 LossRule = Literal["exp", "negative", "inverse"]
 Normalise = Literal["none", "min-max", "z-score"]
 Signal = Literal["gradient", "overlap", "cross-loss", "disparity", "parameters", "features"]
-Share = Annotated[float, Field(gt=0, le=1)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
 
 
@@ -123,7 +122,7 @@ class GroupsSection(Section):
 class Choose(Section):
     """The candidates that a peer asks: its group, those at least `threshold` similar, the `top` most similar, all."""
 
-    top: Annotated[int, Field(ge=0)] | None = None
+    top: Natural | None = None
     threshold: float | None = None
     groups: GroupsSection | None = None
     recency: Positive | None = None
@@ -171,7 +170,7 @@ class Safeguards(Section):
     nearly vanishes is no longer blown up to full length."""
     bounds: tuple[float, float] | None = (0.0, 1.0)
     """Layer 3: weights are projected on low <= w <= high with sum 1."""
-    ema: Annotated[float, Field(ge=0, lt=1)] | None = 0.9
+    ema: BelowOne | None = 0.9
     """Layer 5: w <- ema w_before + (1 - ema) w, over the rows that are there, with sum 1. 0.9 in the thesis."""
     clip_result: Positive | None = None
     """The result is shortened to this norm. What the release does in place of layer 1, with 5."""
@@ -184,7 +183,7 @@ class Safeguards(Section):
 class ConflictAverse(Section):
     """The conflict-averse mix of `fedloom.peers.conflict_averse_mix`, in place of the method's mean."""
 
-    c: Annotated[float, Field(ge=0, lt=1)] = 0.4
+    c: BelowOne = 0.4
     rescale: Literal["none", "1+c^2", "1+c", "1.5+c^2"] = "1+c^2"
     add_own: bool = False
     safeguards: Safeguards = Safeguards()

@@ -22,11 +22,10 @@ from fedloom.core.context import derive_seed
 from fedloom.core.errors import DataError, RecipeError, nearest
 from fedloom.core.lazy import need
 from fedloom.core.settings.registry import Registry
-from fedloom.core.settings.section import Count, found
+from fedloom.core.settings.section import Count, UnitInterval, found
 from fedloom.core.settings.yaml import checked
 
 TOPOLOGIES = Registry("topology", gives=("networkx:Graph",))
-Probability = Annotated[float, Field(ge=0, le=1)]
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 Names = tuple[str, ...]
 
@@ -195,13 +194,13 @@ def random_k(peers: Names, seed: int, *, k: Count = 3, directed: bool = True) ->
 
 
 @TOPOLOGIES.register("erdos-renyi", source="Erdős and Rényi, 1959; Gilbert, 1959")
-def erdos_renyi(peers: Names, seed: int, *, p: Probability, directed: bool = False) -> Any:
+def erdos_renyi(peers: Names, seed: int, *, p: UnitInterval, directed: bool = False) -> Any:
     """Link every pair with probability p, independently; the graph may have several components."""
     return _nx().gnp_random_graph(len(peers), p, seed=seed, directed=directed)
 
 
 @TOPOLOGIES.register("small-world", source="Watts and Strogatz, Nature 1998")
-def small_world(peers: Names, seed: int, *, k: Annotated[int, Field(ge=2)] = 4, p: Probability = 0.1) -> Any:
+def small_world(peers: Names, seed: int, *, k: Annotated[int, Field(ge=2)] = 4, p: UnitInterval = 0.1) -> Any:
     """Return a ring in which everybody is linked to its k nearest (k even), each link moved elsewhere with
     probability p.
 

@@ -17,10 +17,9 @@ from pydantic import Field
 
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.settings.section import Count, NonNegative, Positive, Problems, Section, found
+from fedloom.core.settings.section import BelowOne, Count, Natural, NonNegative, Positive, Problems, Section, found
 from fedloom.core.settings.yaml import checked, parse, to_yaml
 
-Share = Annotated[float, Field(ge=0, lt=1)]
 Away = Annotated[
     tuple[Count, Count | None], Field(description="[first round away, round of return], the latter null for good")
 ]
@@ -55,14 +54,14 @@ class Link(Section):
     """bit/s."""
     latency: NonNegative | None = None
     """Seconds."""
-    loss: Share | None = None
+    loss: BelowOne | None = None
     """Probability that a message is lost."""
 
 
 class Stragglers(Section):
     """Peers that train `slowdown` times as long: each with probability `share`, for good or drawn anew every round."""
 
-    share: Share = 0.0
+    share: BelowOne = 0.0
     slowdown: Annotated[float, Field(ge=1)] = 5.0
     every_round: bool = False
 
@@ -73,12 +72,12 @@ class Scenario(Section):
     Equal scenarios answer alike on every machine and in any order of questions.
     """
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Natural = 0
     churn: dict[str, Presence] = Field(default_factory=dict)
     """Peer -> when it is there; others always are."""
-    dropout: Share = 0.0
+    dropout: BelowOne = 0.0
     """Probability that a peer that should be there misses a round."""
-    loss: Share = 0.0
+    loss: BelowOne = 0.0
     """Probability that a message is lost."""
     bandwidth: Positive | None = None
     """bit/s of every link; null: no limit."""

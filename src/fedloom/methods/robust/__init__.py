@@ -187,7 +187,6 @@ def median(method: m.Method, rule: stages.Median) -> m.Method:
 
 ATTACKS = Registry("attack", "fedloom.attacks", ("fedloom.training.rules:Attack",))
 """Functions (*, parameters) -> Attack."""
-Factor = Annotated[float, Field(gt=0)]
 
 
 def _hostile() -> Any:
@@ -197,19 +196,19 @@ def _hostile() -> Any:
 
 
 @ATTACKS.register("sign-flip")
-def sign_flip(*, factor: Factor = 1.0) -> Attack:
+def sign_flip(*, factor: Positive = 1.0) -> Attack:
     """Send -factor times the update."""
     return _hostile().Scaled(-factor)
 
 
 @ATTACKS.register("scaled")
-def scaled(*, factor: Factor = 100.0) -> Attack:
+def scaled(*, factor: Positive = 100.0) -> Attack:
     """Send factor times the update, as in model replacement (Bagdasaryan et al., AISTATS 2020)."""
     return _hostile().Scaled(factor)
 
 
 @ATTACKS.register("gaussian")
-def gaussian(*, factor: Factor = 10.0) -> Attack:
+def gaussian(*, factor: Positive = 10.0) -> Attack:
     """Send noise of factor times the update's norm in the update's place."""
     return _hostile().Noise(factor)
 
@@ -227,7 +226,7 @@ def replay() -> Attack:
 
 
 @ATTACKS.register("fake")
-def fake(*, n: Annotated[int, Field(ge=1)] = 1_000_000, factor: Factor = 1000.0) -> Attack:
+def fake(*, n: Count = 1_000_000, factor: Positive = 1000.0) -> Attack:
     """Send -1 times the update as that of n examples, and all numbers beside it (extras) times factor."""
     return _hostile().Fake(n, factor)
 
@@ -245,13 +244,13 @@ def label_flip() -> Attack:
 
 
 @ATTACKS.register("ipm", source="Xie, Koyejo, Gupta, UAI 2019")
-def ipm(*, factor: Factor = 2.0) -> Attack:
+def ipm(*, factor: Positive = 2.0) -> Attack:
     """Inner-product manipulation: -factor times the mean of the honest updates. Knows the honest updates."""
     return _hostile().InnerProduct(factor)
 
 
 @ATTACKS.register("alie", source="Baruch, Baruch, Goldberg, NeurIPS 2019")
-def alie(*, factor: Factor | None = None) -> Attack:
+def alie(*, factor: Positive | None = None) -> Attack:
     """Send a little that is enough: mean - factor * standard deviation of the honest updates, coordinate by coordinate.
 
     Without a factor the paper's z: the largest at which more honest updates lie further away than a majority needs. It

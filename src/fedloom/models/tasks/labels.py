@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.core.errors import DataError
 from fedloom.core.machine import need_memory
+from fedloom.core.settings.section import Positive
 from fedloom.models.tasks.task import Direction, Metric, Task
 
 BINS = 15
@@ -400,7 +401,7 @@ class Regression(Linear):
 
     channels: int = 1
     mean: float = 0.0
-    std: Annotated[float, Field(gt=0)] = 1.0
+    std: Positive = 1.0
 
     kind: ClassVar[str] = "regression"
     masks: ClassVar[bool] = True
