@@ -53,9 +53,7 @@ def separate() -> m.Method:
     weighted mean of the trained models of task t, running statistics included. At peers it runs where
     `weights.kind` is `size` or `uniform` and `scope` is `full`.
     """
-    from fedloom.methods.method import EachTask
-
-    return m.Method(name="separate", stage=stages.TaskMeans(), turn=EachTask())
+    return m.Method(name="separate", stage=stages.TaskMeans(), turn=m.EachTask())
 
 
 @m.METHODS.register("simple")

@@ -84,6 +84,19 @@ METHODS = Registry("method", "fedloom.methods", ("fedloom.methods.method:Method"
 ADDONS = AddOns("add-on", "fedloom.addons", ("fedloom.methods.method:Method", "fedloom.core.stage:Stage"))
 """Functions (method, *, parameters) -> Method, and classes of stages."""
 
+Shared = Literal["everything", "encoder"]
+"""What a method's key `share` may name."""
+
+
+def sharing(share: Shared, name: str, stage: Any, *local: Any, **more: Any) -> Method:
+    """Return a method that shares all of the model, or its encoder alone; running statistics stay with the client."""
+    from fedloom.core.layout import ALL_BUT_ENCODER
+    from fedloom.methods.method import Method
+
+    private = ALL_BUT_ENCODER if share == "encoder" else None
+    return Method(name=name, local=local, stage=stage, private=private, buffers="local", **more)
+
+
 REPLACES = """`feddea` acts at the client, so before it; list pcgrad and gradvac before it. Refused with rules that set
 weights of coordinates (heal), which it would not read, and with methods that have no plain mean to replace (local
 training, a mean already replaced)."""

@@ -4,26 +4,20 @@ MaT-FL.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedloom import stages, training
 from fedloom.core.settings.section import BelowOne, Count, Natural, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
+from fedloom.methods.registry import Shared
 
 First = Literal["groups", "noise"]
-Share = Literal["everything", "encoder"]
 BY_CLUSTER = """Batch norm statistics stay with the client. `share: encoder` leaves decoders and heads out, as clients
 with different tasks need.
 
 Couples tasks by design: clusters are made of all clients, whatever their tasks."""
-
-
-def _clustered(share: Share, name: str, stage: Any, *local: Any, **more: Any) -> m.Method:
-    """Return a method whose clusters share all of the model, or its encoder."""
-    private = m.ALL_BUT_ENCODER if share == "encoder" else None
-    return m.Method(name=name, local=local, stage=stage, private=private, buffers="local", **more)
 
 
 @m.METHODS.register("cfl", source="Sattler, Müller, Samek, IEEE TNNLS 2021", note=BY_CLUSTER)
@@ -34,7 +28,7 @@ def cfl(
     start: Natural = 20,
     relative: bool = True,
     linkage: Literal["single", "complete"] = "single",
-    share: Share = "everything",
+    share: Shared = "everything",
 ) -> m.Method:
     """Run FedAvg per cluster; split a cluster whose mean update is short although its members' are long.
 
@@ -61,14 +55,14 @@ def cfl(
     """
     defaults = (0.2, 0.4) if relative else (0.4, 1.6)
     eps = [default if given is None else given for given, default in zip((eps1, eps2), defaults, strict=True)]
-    return _clustered(
+    return m.sharing(
         share, "cfl", stages.SplittingClusters(eps[0], eps[1], start, relative, linkage), weights="uniform"
     )
 
 
 @m.METHODS.register("ifca", source="Ghosh et al., NeurIPS 2020", note=BY_CLUSTER)
 def ifca(
-    *, clusters: Count = 2, first: First = "groups", noise: NonNegative = 1.0, share: Share = "everything"
+    *, clusters: Count = 2, first: First = "groups", noise: NonNegative = 1.0, share: Shared = "everything"
 ) -> m.Method:
     """Keep C models at the server; a client trains the one with the smallest loss on its training data.
 
@@ -99,7 +93,7 @@ def ifca(
     2, the selection also covers the displacement from one model to the other. A server step moves the clients' copies
     and not the C models: leave it at 1. With `privacy`: as rr-cluster with B = 1.
     """
-    return _clustered(share, "ifca", stages.ChosenClusters(clusters, first, noise), training.BestCluster(clusters))
+    return m.sharing(share, "ifca", stages.ChosenClusters(clusters, first, noise), training.BestCluster(clusters))
 
 
 @m.METHODS.register("rr-cluster", source="RR-Cluster: Yang, Hu, Kim, Li, 2025 (arXiv 2508.06183)", note=BY_CLUSTER)
@@ -109,7 +103,7 @@ def rr_cluster(
     least: Count = 2,
     first: First = "groups",
     noise: NonNegative = 1.0,
-    share: Share = "everything",
+    share: Shared = "everything",
 ) -> m.Method:
     """Run IFCA with at least `least` clients per model: large clusters lend random clients to small ones.
 
@@ -138,7 +132,7 @@ def rr_cluster(
     clusters have B or more it is ifca, bit for bit.
     """
     lent = stages.ChosenClusters(clusters, first, noise, least=least)
-    return _clustered(share, "rr-cluster", lent, training.BestCluster(clusters))
+    return m.sharing(share, "rr-cluster", lent, training.BestCluster(clusters))
 
 
 @m.METHODS.register("fedsoft", source="Ruan, Joe-Wong, AAAI 2022", note=BY_CLUSTER)
@@ -150,7 +144,7 @@ def fedsoft(
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-4,
     first: First = "groups",
     noise: NonNegative = 1.0,
-    share: Share = "everything",
+    share: Shared = "everything",
 ) -> m.Method:
     """Pull each client's own model to C cluster models, to each by the share of data that it fits best.
 
@@ -173,12 +167,12 @@ def fedsoft(
     refused; FedDEA at the client makes w_k = base_k + T(Delta_k).
     """
     anchors = training.SoftAnchors(clusters, lam, every, floor)
-    return _clustered(share, "fedsoft", stages.SoftClusters(clusters, first, noise, floor), anchors, turn=m.Own())
+    return m.sharing(share, "fedsoft", stages.SoftClusters(clusters, first, noise, floor), anchors, turn=m.Own())
 
 
 @m.METHODS.register("fedspd", source="FedSPD: Lin, Yagan, Joe-Wong, UAI 2025 (PMLR 286)", note=BY_CLUSTER)
 def fedspd(
-    *, clusters: Count = 2, least: Count = 10, tune: Natural = 5, noise: NonNegative = 1.0, share: Share = "everything"
+    *, clusters: Count = 2, least: Count = 10, tune: Natural = 5, noise: NonNegative = 1.0, share: Shared = "everything"
 ) -> m.Method:
     """Cluster examples, not clients: a client trains one of C models per round, on the examples that it fits.
 
@@ -200,7 +194,7 @@ def fedspd(
     """
     local = training.DrawnCluster(clusters, least), *([m.Tune(tune)] if tune else [])
     mixed = stages.ChosenClusters(clusters, "noise", noise, mixed=True)
-    return _clustered(share, "fedspd", mixed, *local, weights="uniform")
+    return m.sharing(share, "fedspd", mixed, *local, weights="uniform")
 
 
 @m.METHODS.register("fedmerge", source="FedMerge: 2025 (arXiv 2504.06768)", note=BY_CLUSTER)
@@ -211,7 +205,7 @@ def fedmerge(
     mu: NonNegative = 0.02,
     first: First = "groups",
     noise: NonNegative = 1.0,
-    share: Share = "everything",
+    share: Shared = "everything",
 ) -> m.Method:
     """Send each client a mix of C models of the server, by weights of its own, which the server learns.
 
@@ -235,7 +229,7 @@ def fedmerge(
     clients' copies and not the models: leave it at 1. Refused at peers, and with `privacy` but for `trust: local`.
     """
     local = (training.Proximal(mu),) if mu else ()
-    return _clustered(share, "fedmerge", stages.MergedModels(models, first, noise, step), *local)
+    return m.sharing(share, "fedmerge", stages.MergedModels(models, first, noise, step), *local)
 
 
 @m.METHODS.register("fedsta", source="FESTA: Park et al., NeurIPS 2021")

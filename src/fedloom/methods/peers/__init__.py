@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from fedloom import stages, training
 from fedloom.core.settings.section import (
@@ -16,6 +16,7 @@ from fedloom.core.settings.section import (
     parameters,
 )
 from fedloom.methods import registry as m
+from fedloom.methods.registry import Shared
 
 
 @parameters("fedloom.methods.peers.aggregation:SimilarityMix")
@@ -27,9 +28,7 @@ class SimilarityMixSettings:
 
 
 @m.METHODS.register("dfmtl", source="DFMTL thesis, Zurich, chapters 4 to 6")
-def dfmtl(
-    mix: stages.SimilarityMix, *, warmup: Count = 1, share: Literal["everything", "encoder"] = "everything"
-) -> m.Method:
+def dfmtl(mix: stages.SimilarityMix, *, warmup: Count = 1, share: Shared = "everything") -> m.Method:
     """Average every client's trained model with the `top` most similar ones.
 
     sim(i, j) = alpha sum_t min(w_it, w_jt) + (1 - alpha) (cos(Delta_i, Delta_j) + 1) / 2 (eqs. 4.3, 4.4, 4.7),
@@ -50,22 +49,13 @@ def dfmtl(
 
     Couples tasks by design: neighbours are chosen among all clients.
     """
-    return m.Method(
-        name="dfmtl",
-        stage=mix if warmup == 1 else stages.Switch(warmup, stages.Mean(), mix),
-        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
-        weights="uniform",
-        buffers="local",
-    )
+    stage = mix if warmup == 1 else stages.Switch(warmup, stages.Mean(), mix)
+    return m.sharing(share, "dfmtl", stage, weights="uniform")
 
 
 @m.METHODS.register("dpsgd", source="Lian et al., NeurIPS 2017")
 def dpsgd(
-    *,
-    topology: str = "ring",
-    options: dict[str, Any] | None = None,
-    every: Natural = 0,
-    share: Literal["everything", "encoder"] = "everything",
+    *, topology: str = "ring", options: dict[str, Any] | None = None, every: Natural = 0, share: Shared = "everything"
 ) -> m.Method:
     """Average every client's trained model with its neighbours' on an undirected graph.
 
@@ -83,13 +73,7 @@ def dpsgd(
 
     Couples tasks by design: the graph has all clients.
     """
-    return m.Method(
-        name="dpsgd",
-        stage=stages.Gossip(topology, options or {}, every),
-        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
-        weights="uniform",
-        buffers="local",
-    )
+    return m.sharing(share, "dpsgd", stages.Gossip(topology, options or {}, every), weights="uniform")
 
 
 @parameters("fedloom.methods.peers.sheaf:RestrictionMaps")

@@ -9,6 +9,7 @@ from pydantic import Field
 from fedloom import stages, training
 from fedloom.core.settings.section import Count, FixedNatural, NonNegative, Positive, parameters
 from fedloom.methods import registry as m
+from fedloom.methods.registry import Shared
 
 
 @m.METHODS.register("ditto", source="Li, Hu, Beirami, Smith, ICML 2021")
@@ -67,7 +68,7 @@ def fedamp(
     lam: NonNegative = 1.0,
     attention: stages.Attention,
     start: Literal["own", "mix"] = "own",
-    share: Literal["everything", "encoder"] = "everything",
+    share: Shared = "everything",
 ) -> m.Method:
     """Each client keeps its own model w_k and is drawn to u_k, a mix of all models that weighs similar ones more.
 
@@ -86,14 +87,7 @@ def fedamp(
 
     Couples tasks by design: clients are drawn to all similar models.
     """
-    return m.Method(
-        name="fedamp",
-        local=(training.Anchor(lam / attention.alpha, start),),
-        stage=attention,
-        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
-        turn=m.Own(),
-        buffers="local",
-    )
+    return m.sharing(share, "fedamp", attention, training.Anchor(lam / attention.alpha, start), turn=m.Own())
 
 
 @parameters("fedloom.methods.personal.aggregation:TaskCovariance")
@@ -108,12 +102,7 @@ class TaskCouplingSettings:
 
 
 @m.METHODS.register("fedmtl", source="MOCHA: Smith et al., NeurIPS 2017")
-def fedmtl(
-    rule: training.TaskCoupling,
-    relation: stages.TaskCovariance,
-    *,
-    share: Literal["everything", "encoder"] = "everything",
-) -> m.Method:
+def fedmtl(rule: training.TaskCoupling, relation: stages.TaskCovariance, *, share: Shared = "everything") -> m.Method:
     """Each client keeps its own model; a learned relation of the tasks couples them.
 
     min sum_k F_k(w_k) + lam tr(W Omega W'), Sigma = Omega^-1 = (W'W)^(1/2) / tr, from the latest models of all clients.
@@ -130,14 +119,7 @@ def fedmtl(
 
     Couples tasks by design: relations are learned between all clients.
     """
-    return m.Method(
-        name="fedmtl",
-        local=(rule,),
-        stage=relation,
-        private=m.ALL_BUT_ENCODER if share == "encoder" else None,
-        turn=m.Own(),
-        buffers="local",
-    )
+    return m.sharing(share, "fedmtl", relation, rule, turn=m.Own())
 
 
 @m.METHODS.register("fedper", source="Arivazhagan et al., 2019")
