@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -331,15 +331,14 @@ class Folded(Rows):
         return len(self.rows), self.layout.d
 
     @property
-    def _ends(self) -> list[int]:
-        ends = [0]
-        for _, like in self.parts:
-            ends.append(ends[-1] + len(like))
-        return ends
+    def _pieces(self) -> list[tuple[Packed, Updates, int, int]]:
+        """Each part with the positions of its first row and of the row after its last."""
+        ends = accumulate((len(like) for _, like in self.parts), initial=0)
+        return [(*part, *span) for part, span in zip(self.parts, pairwise(ends), strict=True)]
 
     def dense(self) -> Tensor:
         X = torch.zeros(self.shape, dtype=self.parts[0][0]["vector"].dtype)
-        for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
+        for packed, like, a, b in self._pieces:
             Unified().unpack(packed, like.replace(X=X[a:b]))
         return X
 
@@ -350,7 +349,7 @@ class Folded(Rows):
     def uploads(self, counts: Tensor) -> list[Upload]:
         """Return the common columns as each sender sent them; `counts` (K) are the examples of each row."""
         by_sender = []
-        for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
+        for packed, like, a, b in self._pieces:
             tasks = tuple(str(task) for _, task in like.rows)
             n, client = tuple(counts[a:b].tolist()), like.rows[0][0]
             by_sender.append(Upload(packed["vector"], tasks, n, packed["masks"], packed["scales"], client))
@@ -358,7 +357,7 @@ class Folded(Rows):
 
     def keep(self, index: Sequence[int]) -> Folded:
         kept: list[tuple[Packed, Updates]] = []
-        for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
+        for packed, like, a, b in self._pieces:
             mine = [i - a for i in index if a <= i < b]
             if mine:
                 left = like.keep(mine)
