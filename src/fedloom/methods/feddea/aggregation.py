@@ -160,27 +160,21 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
 
     def _look(self, updates: Updates, scope: str, part: Layout) -> dict[str, Any]:
         active = self._activated(updates, part)
-        k = len(active)
-        pairs = [(a, b) for a in range(k) for b in range(a + 1, k)]
-        counts, shared = [], []
-        for s in part.slices:
-            both = _gram(active[:, s]).tolist()
-            counts.append([both[i][i] for i in range(k)])
-            shared.append([both[a][b] for a, b in pairs])
+        both = torch.stack([_gram(active[:, s]) for s in part.slices], 2).cpu()  # rows x rows x blocks
+        one, other = torch.triu_indices(len(both), len(both), 1)
+        counts, shared = both.diagonal().t(), both[one, other]
         parts = [b.part or b.role for b in part.blocks]
         sizes = [b.size for b in part.blocks]
-        groups = {scope: range(len(sizes))} | {
+        groups = {scope: [*range(len(sizes))]} | {
             p: [i for i, q in enumerate(parts) if q == p] for p in dict.fromkeys(parts) if p != scope
         }
 
         def of(members: Sequence[int]) -> dict[str, list[float]]:
-            own = [sum(counts[i][a] for i in members) for a in range(k)]
-            both = [sum(shared[i][j] for i in members) for j in range(len(pairs))]
-            each = [(own[a], own[b], n) for (a, b), n in zip(pairs, both, strict=True)]
+            own = counts[:, members].sum(1)
+            each = torch.stack([own[one], own[other], shared[:, members].sum(1)], 1).tolist()
             return agreement(sum(sizes[i] for i in members), each)
 
         edges = [i * part.d // self.bins for i in range(self.bins + 1)]
-        bins = [active[:, a:b].sum(1).tolist() for a, b in pairwise(edges)]
         return {
             "scope": scope,
             "rho": self.rho,
@@ -189,9 +183,9 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
             "blocks": list(part.names),
             "parts": parts,
             "sizes": sizes,
-            "active": _turned(counts, k),
-            "shared": _turned(shared, len(pairs)),
-            "bins": _turned(bins, k),
+            "active": counts.tolist(),
+            "shared": shared.tolist(),
+            "bins": torch.stack([active[:, a:b].sum(1) for a, b in pairwise(edges)], 1).tolist(),
             "groups": {name: of(members) for name, members in groups.items()},
         }
 
@@ -209,7 +203,7 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
         return active
 
 
-def agreement(size: int, counts: list[tuple[int, int, int]]) -> dict[str, list[float]]:
+def agreement(size: int, counts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
     """Return overlap, expected overlap and Jaccard of pairs of sets among `size` things, from (|A|, |B|, |A & B|)."""
     overlap, expected, jaccard = [], [], []
     for a, b, both in counts:
@@ -226,10 +220,6 @@ def _gram(active: Tensor) -> Tensor:
         piece = piece.float()
         both += (piece @ piece.t()).long()
     return both
-
-
-def _turned(columns: list[list[int]], rows: int) -> list[list[int]]:
-    return [[column[i] for column in columns] for i in range(rows)]
 
 
 _MOST = torch.iinfo(torch.int16).max
