@@ -1,7 +1,6 @@
 """Several models at the server; a client uses one of them (IFCA, RR-Cluster) or a mix (FedSPD, FedSoft, FedMerge).
 
-The local rules of clients that receive several models: take the best (IFCA), one at random (FedSPD), be drawn to all of
-them (FedSoft).
+The clients' local rules take the best (IFCA), one at random (FedSPD), or are drawn to all of them (FedSoft).
 """
 
 from __future__ import annotations
@@ -73,6 +72,19 @@ def _used(models: Sequence[Tensor], uses: Uses) -> Tensor | None:
     for share, model in zip(uses, models, strict=True):
         mix.add_(model, alpha=share)
     return mix
+
+
+def _moved(
+    updates: Updates, base: Tensor, before: Sequence[Tensor], now: Sequence[Tensor], uses: Mapping[str, Uses]
+) -> Updates:
+    """Return how far the model that each client uses moves: from its own start, of an absent one from before."""
+    starts = {client: start for (client, _), start in zip(updates.rows, base, strict=True)}
+    moves: dict[str, Tensor] = {}
+    for client, mine in uses.items():
+        end, start = _used(now, mine), starts[client] if client in starts else _used(before, mine)
+        if end is not None and start is not None and end is not start:
+            moves[client] = end - start
+    return for_members(updates, moves)
 
 
 def _to_all(models: Sequence[Tensor], clients: Sequence[str]) -> dict[str, Broadcast]:
@@ -174,13 +186,8 @@ class ChosenClusters(Aggregation):
                 rows = rows.replace(X=rows.X + apart)
             out, stages[j] = stage(rows, stages[j], ctx)
             models[j] = models[j] + out.X[0]
-        starts = {client: base[i] for i, client in enumerate(clients)}
-        moves: dict[str, Tensor] = {}
-        for client, mine in members.items():
-            now, then = _used(models, mine), starts[client] if client in starts else _used(before, mine)
-            if now is not None and then is not None and now is not then:
-                moves[client] = now - then
-        return for_members(updates, moves), {"models": models, "members": members, "stages": stages}
+        out = _moved(updates, base, before, models, members)
+        return out, {"models": models, "members": members, "stages": stages}
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -244,19 +251,8 @@ class MergedModels(Aggregation):
             out, stages[j] = self.stage(updates.replace(weight=weight), stages[j], ctx)
             models.append(model + out.X[0])
         now = dict(sorted({**known, **dict(zip(clients, logits.tolist(), strict=True))}.items()))
-        starts = {client: base[i] for i, client in enumerate(clients)}
-        moves = {}
-        for client, mine in now.items():
-            start = starts[client] if client in starts else _merged(before, known[client])
-            moves[client] = _merged(models, mine) - start
-        return for_members(updates, moves), {"models": models, "logits": now, "stages": stages}
-
-
-def _merged(models: Sequence[Tensor], logits: Sequence[float]) -> Tensor:
-    """Return the mix of models (d) by the softmax of a client's logits."""
-    mix = _used(models, torch.tensor(logits, dtype=torch.float64).softmax(0).tolist())
-    assert mix is not None
-    return mix
+        uses = {client: torch.tensor(mine, dtype=torch.float64).softmax(0).tolist() for client, mine in now.items()}
+        return _moved(updates, base, before, models, uses), {"models": models, "logits": now, "stages": stages}
 
 
 @dataclass(frozen=True)
