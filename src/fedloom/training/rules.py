@@ -293,6 +293,14 @@ class Attack:
 HONEST = Attack()
 
 
+def added(losses: Iterable[Tensor]) -> Tensor | None:
+    """Return the sum of losses, None where there are none."""
+    total = None
+    for loss in losses:
+        total = loss if total is None else total + loss
+    return total
+
+
 def within(updates: Updates, X: Tensor) -> Updates:
     """Return rows X with zeros in blocks that the rows lack."""
     if updates.present is not None:

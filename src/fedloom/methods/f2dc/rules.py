@@ -8,9 +8,7 @@ With f the encoder's last map (B x C x H x W), S = A_D(f) the score, M the mask 
 The classifier reads the mean of f~ over its area; a linear auxiliary head m reads the means of f+, f- and f*. If M is 1
 everywhere, or A_C gives 0, f~ is f.
 
-F2DC's modules in a model: attached behind stages of the encoder, trained by a local rule.
-
-Weights by domain discrepancy: F2DC's domain-aware aggregation.
+Below: the modules in a model, behind stages of the encoder, the local rule that trains them, and weights by domains.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import pass_zeros
 from fedloom.models.tasks.labels import Classification
 from fedloom.training.flat import pooled
-from fedloom.training.rules import LocalRule, View
+from fedloom.training.rules import LocalRule, View, added
 
 Noise = Literal["gumbel", "logistic"]
 Form = Literal["paper", "release"]
@@ -111,9 +109,6 @@ class Corrector(_Convolutions):
 
 class AuxiliaryHead(nn.Linear):
     """m: logits (B x classes) from pooled features (B x C); one head for f+, f- and f*."""
-
-    def __init__(self, channels: int, classes: int) -> None:
-        super().__init__(channels, classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,16 +230,9 @@ class FeatureModule(nn.Module):
             self.parts = parts
         return f if self.corrector is None else parts.fused
 
-
-class _Behind:
-    """A forward hook that puts a feature module behind another module."""
-
-    def __init__(self, module: FeatureModule) -> None:
-        self.module = module
-
-    def __call__(self, _stage: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-        result: Tensor = self.module(output)
-        return result
+    def behind(self, _stage: nn.Module, _inputs: Any, output: Tensor) -> Any:
+        """Return f~ in the place of another module's output, as its forward hook."""
+        return self(output)
 
 
 @dataclass(frozen=True)
@@ -277,7 +265,7 @@ class AttachFeatureModules(AttachFeatureModulesSettings, Checked):
         for name in self.layers or (list(maps)[-1],):
             module = FeatureModule(maps[name], classes, self)
             attached[name.replace(".", "_")] = module
-            model.encoder.get_submodule(name).register_forward_hook(_Behind(module))
+            model.encoder.get_submodule(name).register_forward_hook(module.behind)
         model.encoder.attached = attached
         if self.scope != "aggregate":
             model.more_roles["encoder.attached.*"] = "private"
@@ -311,16 +299,16 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
     def penalty(self, view: View, state: State) -> Tensor | None:
         if self.lambda1 == 0 and self.lambda2 == 0:
             return None
-        total: Tensor | None = None
-        attached = view.module.encoder.attached  # type: ignore[union-attr]
-        for module in attached.values():  # type: ignore[operator]
-            lambda2 = self.lambda2 if module.corrector is not None else 0.0
-            for task in view.outputs:
+        attached: Any = view.module.encoder.attached  # type: ignore[union-attr]
+        losses = []
+        for module in attached.values():
+            how = self.tau, self.lambda1, self.lambda2 if module.corrector is not None else 0.0
+            for task, outputs in view.outputs.items():
                 if task in module.auxiliary:
-                    outputs, labels, head = view.outputs[task], view.targets[task], module.auxiliary[task]
-                    losses = feature_losses(module.parts, outputs, labels, head, self.tau, self.lambda1, lambda2)
-                    total = losses.penalty if total is None else total + losses.penalty
-        return None if total is None else total / len(attached)  # type: ignore[arg-type]
+                    head = module.auxiliary[task]
+                    losses.append(feature_losses(module.parts, outputs, view.targets[task], head, *how))
+        total = added(each.penalty for each in losses)
+        return None if total is None else total / len(attached)
 
 
 def domain_discrepancy(shares: Tensor, domains: int) -> Tensor:

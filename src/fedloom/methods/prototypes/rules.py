@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from fedloom.methods.prototypes import ClusterContrastSettings, ModelContrastSet
 from fedloom.models.changes import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.training.flat import pooled
-from fedloom.training.rules import LocalRule, View
+from fedloom.training.rules import LocalRule, View, added
 
 BROADCAST = frozenset({"broadcast:prototypes", "broadcast:prototype_labels"})
 PROVIDED = frozenset({"extra:prototypes", "extra:prototype_labels"})
@@ -62,14 +62,6 @@ def told_points(view: View, number: int) -> maths.ClusterPrototypes:
     labels = view.broadcast["prototype_labels"]
     mine = labels[:, 0] == number
     return maths.ClusterPrototypes(view.broadcast["prototypes"][mine].to(view.params.dtype), labels[mine, 1])
-
-
-def added(losses: Iterable[Tensor]) -> Tensor | None:
-    """Return the sum of losses, None where there are none."""
-    total = None
-    for loss in losses:
-        total = loss if total is None else total + loss
-    return total
 
 
 @dataclass(frozen=True)
