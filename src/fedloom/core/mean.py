@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -136,10 +137,8 @@ class TaskMeans(Stage):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         """Return the means (T x d), one row for each task."""
         members = rows_of_tasks(updates)
-        parts = [updates.keep(rows) for rows in members.values()]
-        X = torch.stack([weighted_mean(part) for part in parts])
-        n, weight = (torch.stack([v[rows].sum() for rows in members.values()]) for v in (updates.n, updates.weight))
-        return Updates(updates.layout, tuple((EVERYONE[0], task) for task in members), X, n, weight), state
+        X = torch.stack([weighted_mean(updates.keep(rows)) for rows in members.values()])
+        return of_tasks(updates, members, X), state
 
 
 def rows_of_tasks(updates: Updates) -> dict[str, list[int]]:
@@ -148,6 +147,12 @@ def rows_of_tasks(updates: Updates) -> dict[str, list[int]]:
         raise ValueError(f"rows are (client, task), but a row of {nameless[0]!r} has no task")
     tasks = sorted({str(task) for _, task in updates.rows})
     return {task: [i for i, (_, t) in enumerate(updates.rows) if t == task] for task in tasks}
+
+
+def of_tasks(updates: Updates, members: Mapping[str, Sequence[int]], X: Tensor) -> Updates:
+    """Return one row of X (T x d) for each task, which covers the rows of its `members`."""
+    n, weight = (torch.stack([v[rows].sum() for rows in members.values()]) for v in (updates.n, updates.weight))
+    return Updates(updates.layout, tuple((EVERYONE[0], task) for task in members), X, n, weight)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""Clients grouped by their updates: groups of similar models (MaT-FL), clusters that split (CFL).
-
-Each model becomes a mean of all models, weighted by cosine similarity (FDSE's erasers).
-
-Clients by their tasks: groups of equal tasks and their leaders (ColNet), models of single tasks (FedPMT)."""
+"""Clients grouped by their models or updates (MaT-FL, CFL, FDSE's erasers) or by tasks (ColNet, FedPMT); FedBone."""
 
 from __future__ import annotations
 
@@ -23,12 +19,7 @@ from fedloom.core.mean import Mean, column_groups, mixed_models
 from fedloom.core.outline import Box
 from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates, columns_here
-from fedloom.methods.clusters import (
-    HistoryAttentionSettings,
-    SimilarGroupsSettings,
-    SingleTaskModelsSettings,
-    TaskLeadersSettings,
-)
+from fedloom.methods import clusters as settings
 from fedloom.methods.conflict.aggregation import PCGrad
 from fedloom.methods.fdse import CosineMixSettings
 from fedloom.methods.peers.config import Safeguards
@@ -95,7 +86,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class SimilarGroups(SimilarGroupsSettings, Stage):
+class SimilarGroups(settings.SimilarGroupsSettings, Stage):
     """Each row gets the mean of the trained models in its group, grouped anew every round (MaT-FL).
 
     Groups come from average linkage on the cosine distance of the models minus their mean ("centred-weights") or of the
@@ -243,7 +234,7 @@ class CosineMix(CosineMixSettings, Stage):
 
 
 @dataclass(frozen=True)
-class TaskLeaders(TaskLeadersSettings, Stage):
+class TaskLeaders(settings.TaskLeadersSettings, Stage):
     """Clients with equal tasks get one model; the leaders of groups exchange updates (ColNet, Feng et al., 2025).
 
     With v_g and Delta_g the uniform means of a group's models before the round and of its updates, all clients in g end
@@ -276,7 +267,7 @@ class TaskLeaders(TaskLeadersSettings, Stage):
 
 
 @dataclass(frozen=True)
-class SingleTaskModels(SingleTaskModelsSettings, Stage):
+class SingleTaskModels(settings.SingleTaskModelsSettings, Stage):
     """Each row gets the mean of the models of its tasks; that of task t is a mean of all trained models (FedPMT).
 
     theta_t = sum_j a_jt w_j (base_j + X_j) / sum_j a_jt w_j, a_jt being 1 for rows that hold t and `attenuation` for
@@ -313,7 +304,7 @@ def agreement(updates: Updates, direction: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HistoryAttention(HistoryAttentionSettings, Aggregation):
+class HistoryAttention(settings.HistoryAttentionSettings, Aggregation):
     """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`; H is the mean of past results.
 
     H <- beta H + (1 - beta) u, an exponential mean of `stage`'s results u. In the first round rows pass bit for bit.

@@ -1,13 +1,8 @@
-"""Rules for updates that conflict: PCGrad, GradVac, CAGrad, ConFIG, the minimum-norm direction.
+"""Rules for updates that conflict, and weights learned from losses before and after training (FedGA, FAMO).
 
-Weightings of TorchJD (extra `methods`): one combination of the rows, found in their Gram matrix.
-
-TorchJD solves for the coefficients. What belongs to rounds is here: rows that are zero, blocks that only some rows
-have, the method's weights, and a scale at which its constants mean the same for updates of any length.
-
-Rows weighed by how well they agree with the updates of past rounds (FedBone).
-
-Weights learned from the losses that clients measure before and after training: FedGA, FAMO.
+TorchJD (extra `methods`) solves for the coefficients of its weightings. What belongs to rounds is here: rows that are
+zero, blocks that only some rows have, the method's weights, and a scale at which its constants mean the same for
+updates of any length.
 """
 
 from __future__ import annotations
@@ -28,16 +23,7 @@ from fedloom.core.mean import column_groups, problems, weighted_mean
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.untrusted import Number
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict import (
-    AlignedMTLSettings,
-    CAGradSettings,
-    FairGradSettings,
-    GapWeightsSettings,
-    GradVacSettings,
-    LossWeightsSettings,
-    MinNormSettings,
-    PCGradSettings,
-)
+from fedloom.methods import conflict as settings
 from fedloom.training.rules import LocalRule, View
 
 _COLUMNS = 1 << 16  # at a time in float64
@@ -93,7 +79,7 @@ def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PCGrad(PCGradSettings, Stage):
+class PCGrad(settings.PCGradSettings, Stage):
     """Project each row against the rows it conflicts with, in a random order; see the add-on `pcgrad`. Rows stay K.
 
     `reduction` "sum" multiplies every block by the number of rows that have it. Each row's order is drawn anew every
@@ -128,7 +114,7 @@ def _orders(rows: Sequence[Row], ctx: Ctx) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class GradVac(GradVacSettings, Stage):
+class GradVac(settings.GradVacSettings, Stage):
     """Turn each row towards the rows with which it is less aligned than usual; see the add-on `gradvac`."""
 
     traits = Traits("mix", separable=True, presence="row")
@@ -157,7 +143,7 @@ _ALIGNED = 0.99
 
 
 @dataclass(frozen=True)
-class CAGrad(CAGradSettings, Stage):
+class CAGrad(settings.CAGradSettings, Stage):
     """The direction near the mean that is best for the worst-off row; see the add-on `cagrad`.
 
     If some clients lack blocks, columns that the same rows have form a problem of their own, solved among those rows:
@@ -170,8 +156,7 @@ class CAGrad(CAGradSettings, Stage):
         if self.c == 0:
             return updates.reduced(weighted_mean(updates.replace(coef=None))), state
 
-        def coefficients(G: Tensor, members: Tensor) -> Tensor:
-            p = shares(updates.weight.cpu()[members])
+        def coefficients(G: Tensor, p: Tensor) -> Tensor:
             w, lam = conflict_averse(G, p, self.c)
             return (p + lam * w) / rescaling(self.rescale, self.c)
 
@@ -185,10 +170,7 @@ class ConFIG(Stage):
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        def coefficients(G: Tensor, members: Tensor) -> Tensor:
-            return conflict_free(G, shares(updates.weight.cpu()[members]))
-
-        return updates.reduced(combined(updates, coefficients, wide=True)), state
+        return updates.reduced(combined(updates, conflict_free, wide=True)), state
 
 
 def shares(weight: Tensor) -> Tensor:
@@ -197,7 +179,7 @@ def shares(weight: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MinNorm(MinNormSettings, Stage):
+class MinNorm(settings.MinNormSettings, Stage):
     """The shortest convex combination of the rows (MGDA: Désidéri 2012; on unit rows: FDSE, CVPR 2025).
 
     With `unit` the rows are first made unit vectors and the result is multiplied by their mean norm. Zero rows are left
@@ -208,12 +190,12 @@ class MinNorm(MinNormSettings, Stage):
     traits = Traits("mix", reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        return updates.reduced(combined(updates, lambda G, members: min_norm(G, self.unit))), state
+        return updates.reduced(combined(updates, lambda G, p: min_norm(G, self.unit))), state
 
 
 def combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor], wide: bool = False) -> Tensor:
-    """Return one vector (d), a combination of the rows. `coefficients` maps (Gram matrix of some rows, their positions)
-    to its coefficients; if these may be large and cancel, `wide` adds up in float64.
+    """Return one vector (d), a combination of the rows. `coefficients` maps (Gram matrix of some rows, their shares of
+    `weight`) to its coefficients; if these may be large and cancel, `wide` adds up in float64.
     """
     X = updates.data
     out = X.new_zeros(updates.layout.d)
@@ -223,7 +205,7 @@ def combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor],
             continue
         G = gram(updates, columns)[members][:, members]
         q = torch.zeros(k, dtype=torch.float64)
-        q[members] = coefficients(G, members)
+        q[members] = coefficients(G, shares(updates.weight.cpu()[members]))
         if updates.mixing is not None:
             q = q @ updates.mixing.cpu()
         for s in columns:
@@ -266,10 +248,10 @@ class Weighting(Stage):
         return w
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        def coefficients(G: Tensor, members: Tensor) -> Tensor:
+        def coefficients(G: Tensor, p: Tensor) -> Tensor:
             q, some = torch.zeros(len(G), dtype=torch.float64), nonzero(G)
             if bool(some.any()):
-                q[some] = self.weights(normalised(G[some][:, some])[0], shares(updates.weight.cpu()[members])[some])
+                q[some] = self.weights(normalised(G[some][:, some])[0], p[some])
             return q
 
         return updates.reduced(combined(updates, coefficients, wide=True)), state
@@ -307,7 +289,7 @@ class DualProj(Weighting):
 
 
 @dataclass(frozen=True)
-class AlignedMTL(AlignedMTLSettings, Weighting):
+class AlignedMTL(settings.AlignedMTLSettings, Weighting):
     """The mean, once the matrix of the rows was given equal singular values (Senushkin et al., CVPR 2023)."""
 
     def weighting(self, p: Tensor) -> Any:
@@ -325,7 +307,7 @@ class IMTLG(Weighting):
 
 
 @dataclass(frozen=True)
-class FairGrad(FairGradSettings, Weighting):
+class FairGrad(settings.FairGradSettings, Weighting):
     """The alpha-fair combination, its coefficients divided by their sum (Ban and Ji, ICML 2024)."""
 
     traits = _EQUAL
@@ -368,7 +350,7 @@ def adjusted(
 
 
 @dataclass(frozen=True)
-class GapWeights(GapWeightsSettings, Stage):
+class GapWeights(settings.GapWeightsSettings, Stage):
     """Writes weights that follow the generalisation gap; the method `fedga` has the equations.
 
     The client measures the aggregated model's loss when it receives the next one, so the weights of a round stem from
@@ -412,7 +394,7 @@ class GapWeights(GapWeightsSettings, Stage):
 
 
 @dataclass(frozen=True)
-class LossWeights(LossWeightsSettings, Stage):
+class LossWeights(settings.LossWeightsSettings, Stage):
     """Writes weights under which the logarithms of all clients' losses fall alike; see the add-on `famo`.
 
     Sums run over the clients that were also there in the round before. A loss below 1e-8 counts as 1e-8; one that is

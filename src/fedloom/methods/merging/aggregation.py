@@ -1,15 +1,12 @@
-"""Rules that merge task vectors into one: elected signs, consensus masks, equal and whitened singular values, least
-interference, low-rank and sparse parts.
-
-Rules of model merging, for any rows: each tensor is merged over the rows that trained it, so a decoder that belongs to
-one row comes out as that row's. Rows count by `weight`; the papers' rules are those of equal weights.
+"""Rules that merge task vectors into one, for any rows: each tensor is merged over the rows that trained it, so a
+decoder that belongs to one row comes out as that row's. Rows count by `weight`; the papers' rules have equal weights.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -17,10 +14,10 @@ from torch import Tensor
 from fedloom.core.codecs import Folded
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
-from fedloom.core.mean import rows_of_tasks
+from fedloom.core.mean import of_tasks, rows_of_tasks
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.taskvectors import Upload, aggregate_tasks
-from fedloom.core.updates import EVERYONE, Updates
+from fedloom.core.updates import Updates
 from fedloom.methods.conflict.aggregation import shares
 from fedloom.methods.merging import ConsensusMaskSettings, LowRankAndSparseSettings, TaskVectorsSettings
 
@@ -214,16 +211,7 @@ class TaskVectors(TaskVectorsSettings, Stage):
         X = uploads[0].vector.new_zeros(len(tasks), layout.d)
         spans = layout.spans(layout.common)
         out = X[:, spans[0]] if len(spans) == 1 else X.new_empty(len(tasks), layout.common.d)
-        new = aggregate_tasks(
-            uploads,
-            rho=self.rho,
-            kappa=self.kappa,
-            epsilon=self.epsilon,
-            combine=self.combine,
-            cross=self.cross,
-            source=self.source,
-            out=out,
-        )
+        new = aggregate_tasks(uploads, out=out, **asdict(self))
         if len(spans) != 1:
             layout.put(X, layout.common, out)
         for x, (task, members) in zip(X, holders.items(), strict=True):
@@ -231,9 +219,6 @@ class TaskVectors(TaskVectorsSettings, Stage):
             w = w / w.sum() if float(w.sum()) > 0 else torch.full_like(w, 1 / len(w))
             mine = layout.select(task=task)
             layout.put(x, mine, w.to(x) @ own.take(beside[members], mine))
-        n, weight = (
-            torch.stack([v[members].sum() for members in holders.values()]) for v in (updates.n, updates.weight)
-        )
         ctx.record(
             "task-vectors",
             {
@@ -242,7 +227,7 @@ class TaskVectors(TaskVectorsSettings, Stage):
                 "partners": [[tasks[j] for j, v in enumerate(row) if v > 0] for row in new.partners.tolist()],
             },
         )
-        return Updates(layout, tuple((EVERYONE[0], task) for task in tasks), X, n, weight), state
+        return of_tasks(updates, holders, X), state
 
 
 def _uploads(updates: Updates, own: Layout) -> tuple[list[Upload], Tensor]:

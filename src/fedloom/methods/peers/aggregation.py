@@ -1,14 +1,7 @@
-"""The stages that run at a peer: any aggregation, from the view of one peer, and the thesis's conflict-averse mix.
+"""Methods that were written for a server as they run at peers (`at_peers`), and the peers' own stages and rules.
 
-Peers in one matrix: each row is one peer, whose model becomes a mix of its own and its neighbours' models.
-
-This does in one place what peers do among themselves, for comparison with methods that have a server.
-
-Rows weighed by how old they are.
-
-The local rule of peers that lower their learning rates by their own validation losses.
-
-A method that was written for a server, as it runs at peers (`at_peers`), with the regulariser between groups of peers.
+`Gossip` and `SimilarityMix` do in one place what peers do among themselves, for comparison with methods that have a
+server: each row is one peer, whose model becomes a mix of its own and its neighbours' models.
 """
 
 from __future__ import annotations
@@ -158,13 +151,7 @@ class ConflictAverseMix(Stage):
         if own not in rows or not part.blocks:
             return before
         mixed = conflict_averse_mix(
-            own,
-            rows,
-            c=self.c,
-            rescale=self.rescale,
-            add_own=self.add_own,
-            safeguards=self.safeguards,
-            before=before,
+            own, rows, c=self.c, rescale=self.rescale, add_own=self.add_own, safeguards=self.safeguards, before=before
         )
         updates.layout.put(out, part, mixed.update)
         if common:

@@ -8,7 +8,7 @@ keeps its prototypes. Tasks are kept apart; `fedloom.methods.prototypes.rules` i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import torch
@@ -151,15 +151,7 @@ class TrainedPrototypes(KeepsPrototypes):
             generator.load_state_dict(before["generator"])
             known = known | before["known"]
         seed = derive_seed(ctx.seed, ctx.round, "fedtgp", task)
-        generator = maths.trained_generator(
-            generator.to(prototypes[0].means),
-            prototypes,
-            epochs=self.epochs,
-            lr=self.lr,
-            batch_size=self.batch_size,
-            limit=self.limit,
-            seed=seed,
-        )
+        generator = maths.trained_generator(generator.to(prototypes[0].means), prototypes, seed=seed, **asdict(self))
         parameters = {name: p.detach().clone() for name, p in generator.named_parameters()}
         with torch.no_grad():
             return {"generator": parameters, "known": known, "points": generator()}
