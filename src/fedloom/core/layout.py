@@ -15,14 +15,9 @@ import torch
 from torch import Tensor, nn
 
 ROLES = ("encoder", "decoder", "head", "adapter", "norm", "buffer", "private", "public")
-
-
 RoleRule = str | tuple[str, str]
-
-
 Roles = Mapping[str, RoleRule] | Callable[[str], RoleRule | None]
-
-
+Columns = slice
 _NORMS: dict[str, type[nn.Module]] = {
     "batch-norm": nn.modules.batchnorm._NormBase,
     "layer-norm": nn.LayerNorm,
@@ -48,7 +43,7 @@ class Block:
     """The kind of a norm layer: batch-norm, layer-norm, group-norm or rms-norm."""
 
     def __post_init__(self) -> None:
-        for value in (self.role, *([self.part] if self.part else [])):
+        for value in (self.role, self.part or self.role):
             if value not in ROLES:
                 raise ValueError(f"block {self.name!r}: role {value!r} is unknown; roles: {', '.join(ROLES)}")
         object.__setattr__(self, "shape", tuple(int(s) for s in self.shape))
@@ -87,15 +82,8 @@ class Select:
 
 
 Selector = str | Select
-
-
 EVERYTHING = Select()
-
-
 ALL_BUT_ENCODER = Select(exclude=Select(role="encoder"))
-
-
-Columns = slice
 
 
 def as_select(selector: Selector) -> Select:

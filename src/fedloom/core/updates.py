@@ -76,17 +76,8 @@ EVERYONE: Row = ("*", None)
 _COLUMNS = 1 << 17
 """So many columns are mixed at a time where rows are separate: the product of so many has the bits of that of all."""
 
-
-_AXES = {
-    "given": "kd",
-    "coef": "kd",
-    "base": "kd",
-    "n": "k",
-    "weight": "k",
-    "mixing": "kk",
-    "present": "kb",
-    "support": "kb",
-}
+_BY_ROW = {"n": "k", "weight": "k", "coef": "kd", "base": "kd", "present": "kb", "support": "kb"}
+_AXES = {"given": "kd", "mixing": "kk", **_BY_ROW}
 """The shapes of fields of Updates: k rows, d columns, b blocks."""
 
 
@@ -434,19 +425,15 @@ class Updates:
         index = list(index)
         if index == list(range(len(self))):
             return self
-        return Updates(
-            self.layout,
-            tuple(self.rows[i] for i in index),
-            self.X[index] if self.mixing is not None or isinstance(self.given, Tensor) else self.given.keep(index),
-            self.n[index],
-            self.weight[index],
-            None if self.coef is None else self.coef[index],
-            None if self.present is None else self.present[index],
-            {name: _pick(value, index) for name, value in self.extra.items()},
-            None,
-            None if self.base is None else self.base[index],
-            {name: value[index] for name, value in self.auxiliary.items()},
-            None if self.support is None else self.support[index],
+        whole = self.mixing is not None or isinstance(self.given, Tensor)
+        return replace(
+            self,
+            rows=tuple(self.rows[i] for i in index),
+            given=self.X[index] if whole else self.given.keep(index),  # type: ignore[union-attr]
+            mixing=None,
+            extra={name: _pick(value, index) for name, value in self.extra.items()},
+            auxiliary={name: value[index] for name, value in self.auxiliary.items()},
+            **{name: value[index] for name in _BY_ROW if (value := getattr(self, name)) is not None},
         )
 
     def finite(self) -> tuple[Updates, tuple[Row, ...]]:
