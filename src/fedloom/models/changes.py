@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import RecipeError
 from fedloom.core.lazy import need
-from fedloom.models.multitask import MultiTask
+from fedloom.models.multitask import MultiTask, Plain
 from fedloom.models.nets import Encoder, PyramidEncoder
 from fedloom.models.signal import Lora
 from fedloom.models.tasks.task import Task
@@ -224,9 +224,7 @@ class ConstantAnswers:
     """True if it looks into no part of the model, so that any model will do."""
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        model.encoder = _Inputs()
-        model.decoders = nn.ModuleDict()
-        model.heads = nn.ModuleDict({task.name: ConstantHead(task, shape) for task in model.tasks})
+        _replace_all(model, nn.Identity(), {task.name: ConstantHead(task, shape) for task in model.tasks})
 
 
 @dataclass(frozen=True)
@@ -240,25 +238,12 @@ class LinearAnswers:
             raise RecipeError(f"method: simple cannot predict maps, but task {dense[0]!r} has one label per pixel")
         if getattr(model.encoder, "reads_tokens", False):
             raise RecipeError("method: simple reads numbers, but the inputs are tokens")
-        model.encoder = _Flat()
-        model.decoders = nn.ModuleDict()
-        model.heads = nn.ModuleDict({task.name: task.head(prod(shape)) for task in model.tasks})
+        _replace_all(model, nn.Flatten(), {task.name: task.head(prod(shape)) for task in model.tasks})
 
 
-class _Inputs(Encoder):
-    """No encoder: heads get the inputs."""
-
-    features = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-class _Flat(_Inputs):
-    """The inputs as vectors."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1)
+def _replace_all(model: MultiTask, encoder: nn.Module, heads: dict[str, nn.Module]) -> None:
+    """Put another encoder and heads in the place of a model's own, and nothing in that of its decoders."""
+    model.encoder, model.decoders, model.heads = Plain(encoder, False), nn.ModuleDict(), nn.ModuleDict(heads)
 
 
 class ConstantHead(nn.Module):
