@@ -1,6 +1,4 @@
-"""The cores and the free memory of this machine, and checks against it before an allocation.
-
-Locks that end with the process that holds them."""
+"""The cores and free memory of this machine, checks before an allocation, and locks that end with their process."""
 
 from __future__ import annotations
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 Norm = Literal["batch", "group"]
 Decoding = Literal["pyramid", "transposed", "thesis"]
-
-
 Kind = Literal["image", "series", "features", "tokens"]
 AXES: dict[Kind, tuple[str, ...]] = {
     "image": ("channels", "height", "width"),

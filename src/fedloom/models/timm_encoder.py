@@ -1,6 +1,4 @@
-"""Encoders from timm as pyramids: the layout of their feature maps, their input sizes, their checkpoints.
-
-Encoders from timm as plain ones: a network's pooled features, without maps."""
+"""Encoders from timm, as pyramids of feature maps or with pooled features, their input sizes, their checkpoints."""
 
 from __future__ import annotations
 

@@ -34,17 +34,14 @@ CONFIG = "FEDLOOM_CONFIG"
 _PLACES = {"name", "data", "partition", "model", "method", "graph", "attack", "codec", "loss", "metrics"}
 """Keys of a recipe whose value may name code."""
 _SUFFIXES = tuple(importlib.machinery.all_suffixes())
-_LIBRARIES = {"fedloom", "numpy", "peft", "pydantic", "sklearn", "timm", "torch", "torchjd", "torchvision"}
+_KNOWN = {"fedloom", "numpy", "peft", "pydantic", "sklearn", "timm", "torch", "torchjd", "torchvision"}
+_KNOWN |= sys.stdlib_module_names
 """Packages that built-in models, methods and tasks hold parts of; nobody's own code, as is Python's."""
 UNKNOWN = "unknown"
 """In place of a checksum: nothing with it is remembered."""
 _allowed: set[str] = set()
 """Names that may be imported in this process. An entry, once there, stays: its code may have run."""
-
-
 _IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-
-
 _version = cache(metadata.version)  # it reads the package's files; that a package is absent is not remembered
 
 
@@ -91,25 +88,15 @@ def sources(things: Iterable[Any]) -> dict[str, dict[str, str | None]]:
             left += thing.values()
         elif isinstance(thing, tuple | list | set | frozenset):
             left += thing
-        own = [home for home in _homes(thing) if _is_own(package_of(home.__module__ or "fedloom"))]
+        homes: tuple[Any, ...] = inspect.getmro(thing if inspect.isclass(thing) else type(thing))
+        homes = (inspect.unwrap(thing),) if inspect.isroutine(thing) else homes  # of a method, not of its object
+        own = [home for home in homes if package_of(home.__module__ or "fedloom") not in _KNOWN]
         for home in own:
             if (origin := source(home)) not in result.values():
                 result[f"{home.__module__}:{home.__qualname__}"] = origin
         if not inspect.isclass(thing) and (is_dataclass(thing) or own):
             left += getattr(thing, "__dict__", {}).values()
     return result
-
-
-def _is_own(package: str) -> bool:
-    """Return whether a package is a user's own: neither a library that fedloom uses, nor Python's."""
-    return package not in _LIBRARIES and package not in sys.stdlib_module_names
-
-
-def _homes(thing: Any) -> tuple[Any, ...]:
-    """Return a function or method alone, or a class, or an object's class, with its bases."""
-    if inspect.isroutine(thing):
-        return (inspect.unwrap(thing),)
-    return inspect.getmro(thing if inspect.isclass(thing) else type(thing))
 
 
 class Origin(Enum):

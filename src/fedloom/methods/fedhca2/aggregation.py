@@ -2,8 +2,7 @@
 
 The share is learned from what clients do next: a weight grows if a client's next update continues in the direction that
 was added to its model, and shrinks if it turns back.
-
-Decoders of different tasks side by side: which (client, task) has one, and which tensors correspond."""
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Low-rank factors at the server: what their mean leaves out of the mean of products (FedEx-LoRA), and products of rows
-with ranks of their own (FLoRA). At the client: factors that are added to the weights beside them after training, or
-trained up to a rank of its own.
-"""
+"""Low-rank factors, whose products are averaged at the server (FedEx-LoRA, FLoRA); the clients' rules about them."""
 
 from __future__ import annotations
 

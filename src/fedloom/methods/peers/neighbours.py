@@ -1,8 +1,7 @@
-"""The neighbours that a peer mixes with, and their weights (DFMTL thesis, section 4.3), and groups of peers.
+"""The neighbours that a peer mixes with, their weights, groups and scope (DFMTL thesis, sections 4.3 and 6.4.3).
 
 Similarities come as name -> number. One that is not finite is unknown: such a peer is never chosen.
-
-Exchange the encoder only, or the whole model? Decided from how well updates agree (DFMTL thesis, section 6.4.3)."""
+"""
 
 from __future__ import annotations
 
@@ -65,14 +64,10 @@ def soft_weights(
     names = sorted(set(chosen))
     if own in names:
         raise ValueError(f"peer {own!r} is among its own neighbours: {names}")
-    s = {name: _positive(similarity[name]) for name in names}
+    s = {name: max(value, 0.0) if math.isfinite(value := float(similarity[name])) else 0.0 for name in names}
     total = math.fsum([*s.values(), 1.0 if include_self else 0.0])
     weights = {name: step * s[name] / total if total > 0 else 0.0 for name in names}
     return {own: max(0.0, 1.0 - math.fsum(weights.values())), **weights}
-
-
-def _positive(similarity: float) -> float:
-    return max(float(similarity), 0.0) if math.isfinite(float(similarity)) else 0.0
 
 
 def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high: int = 4, seed: int = 0) -> Groups:

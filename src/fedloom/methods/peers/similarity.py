@@ -4,10 +4,8 @@ Signals are rows. A similarity of a peer's own signal (m) and others' (n x m) is
 (N x m), a matrix (N x N) with 1 on the diagonal, the thesis' s_ii. Results are float64 on the CPU. A signal that is not
 finite cannot be judged: its similarity is nan, which passes through every function here and is never chosen.
 
-Short sketches of long updates, whose inner products are those of the updates on average.
-
-Peers that only want to know who is alike send m numbers instead of d. The random map is drawn anew from the seed,
-chunk by chunk, whenever it is used: it is never sent and never stored."""
+Sketches are short vectors whose inner products are those of the long ones on average. Their random map is drawn anew
+from the seed, chunk by chunk, whenever it is used: it is never sent and never stored."""
 
 from __future__ import annotations
 

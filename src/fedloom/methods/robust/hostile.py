@@ -1,8 +1,4 @@
-"""Attacks of one client that knows only itself.
-
-Attacks by what a client trains on.
-
-Attacks of clients that know all honest updates of the round."""
+"""Attacks of clients that know only themselves, by what they send or train on, or all honest updates of the round."""
 
 from __future__ import annotations
 
