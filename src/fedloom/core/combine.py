@@ -223,10 +223,8 @@ class GroupBy(Around):
         return replace(traits := Traits.around(inner(self)), reads=traits.reads | own)
 
     def _group_of(self, updates: Updates) -> list[str]:
-        if self.key == "client":
-            return [client for client, _ in updates.rows]
-        if self.key == "task":
-            return [str(task) for _, task in updates.rows]
+        if self.key in ("client", "task"):
+            return [str(client if self.key == "client" else task) for client, task in updates.rows]
         if self.key not in updates.extra:
             known = ", ".join(updates.extra) or "none"
             raise ValueError(f"GroupBy: the updates have no extra {self.key!r}. Extras: {known}")

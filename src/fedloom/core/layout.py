@@ -199,16 +199,16 @@ class Layout:
     ) -> Layout:
         """Return the blocks that match, as a layout of their own. `role` may also be a whole Select."""
         key = role, task, name
-        if key not in self._selected:
+        if key not in self._chosen:
             chosen = as_select(role) if isinstance(role, str | Select) else Select(role=role)
             more = Select(task=task, name=name)
             blocks = tuple(b for b in self.blocks if chosen.matches(b) and more.matches(b))
-            self._selected[key] = self if len(blocks) == len(self.blocks) else Layout(blocks)
-        return self._selected[key]
+            self._chosen[key] = self if len(blocks) == len(self.blocks) else Layout(blocks)
+        return self._chosen[key]
 
     @cached_property
-    def _selected(self) -> dict[Any, Layout]:
-        """Cached results of `select`, which is called for each client: a layout is expensive to compute."""
+    def _chosen(self) -> dict[Any, Layout]:
+        """The results of `select` and `trained`, which are called for each client: a layout is expensive to compute."""
         return {}
 
     def without(self, other: Layout) -> Layout:
@@ -221,15 +221,10 @@ class Layout:
 
     def trained(self, tasks: Iterable[str]) -> Layout:
         """Return the parameters that receive a gradient when these tasks are trained: shared ones and their own."""
-        if (key := frozenset(tasks)) not in self._trained:
+        if (key := frozenset(tasks)) not in self._chosen:
             blocks = tuple(b for b in self.parameters.blocks if b.task is None or b.task in key)
-            self._trained[key] = self.parameters if blocks == self.parameters.blocks else Layout(blocks)
-        return self._trained[key]
-
-    @cached_property
-    def _trained(self) -> dict[frozenset[str], Layout]:
-        """The results of `trained`."""
-        return {}
+            self._chosen[key] = self.parameters if blocks == self.parameters.blocks else Layout(blocks)
+        return self._chosen[key]
 
     @cached_property
     def predicts(self) -> bool:

@@ -21,7 +21,7 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
 
     `support` (K x blocks, bool) narrows presence further. Without coef the weights are applied block by block.
     """
-    w = _normalised(updates.weight)
+    w = shares(updates.weight)
     if updates.coef is not None:
         X = updates.X
         out = X.new_zeros(updates.layout.d)
@@ -35,11 +35,11 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
             out[s] = _ratio(w @ (coef * X[:, s]), total)
         return out
     groups = block_groups(updates.layout, updates.present, support)
-    runs = [(first, end, _normalised(w if members is None else w * members)) for first, end, members in groups]
+    runs = [(first, end, shares(w if members is None else w * members)) for first, end, members in groups]
     return updates.summed([run for run in runs if bool(run[2].any())])
 
 
-def _normalised(weight: Tensor) -> Tensor:
+def shares(weight: Tensor) -> Tensor:
     """Return weights that sum to 1, so that a single row comes back bit for bit; zeros where the sum is 0."""
     total = float(weight.sum())
     return weight / total if total > 0 else torch.zeros_like(weight)
@@ -177,6 +177,6 @@ class SupportMean(Stage):
             coef = (X != 0).to(X.dtype)
             if updates.coef is not None:
                 coef *= updates.coef[:, s]
-            w = _normalised(updates.weight).to(X)
+            w = shares(updates.weight).to(X)
             out[s] = _ratio(w @ (coef * X), w @ coef)
         return updates.reduced(out), state

@@ -148,7 +148,8 @@ def _elect(x: Array, y: Array) -> tuple[Array, Array]:
         certain &= np.isfinite(total)
         again = np.flatnonzero(~certain)
         if len(again) and len(again := again[(x[:, again] != 0).any(0)]):
-            sign[again] = _exact_sgn(x[:, again])
+            # in float64, and in an order that does not depend on the order of the rows
+            sign[again] = np.sign(np.add.reduce(np.sort(x[:, again], axis=0), axis=0, dtype=np.float64))
             y[:, again] = x[:, again] * sign[again]
             top[again] = y[:, again].max(0)
     return sign, np.maximum(top, 0, out=top)
@@ -165,11 +166,6 @@ def _row_sums(x: Array) -> Array:
 def _sgn(x: Array) -> Array:
     """Return -1, 0 or 1; several times as fast as np.sign."""
     return ((x > 0).view(np.int8) - (x < 0).view(np.int8)).astype(x.dtype)
-
-
-def _exact_sgn(x: Array) -> Array:
-    """Return signs of the column sums, in float64 and in an order that does not depend on the order of the rows."""
-    return np.sign(np.add.reduce(np.sort(x, axis=0), axis=0, dtype=np.float64))
 
 
 # Work in pieces, on the CPU: numpy computes small pieces in as many threads as torch may use. The pieces are too small

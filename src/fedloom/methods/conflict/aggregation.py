@@ -19,7 +19,7 @@ from fedloom.core.context import Ctx, Row, State, derive_seed, row_key
 from fedloom.core.errors import UserError
 from fedloom.core.gram import conflict_averse, conflict_free, gram, min_norm, nonzero, normalised
 from fedloom.core.lazy import need
-from fedloom.core.mean import column_groups, problems, weighted_mean
+from fedloom.core.mean import column_groups, problems, shares, weighted_mean
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.untrusted import Number
 from fedloom.core.updates import Updates
@@ -171,11 +171,6 @@ class ConFIG(Stage):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.reduced(combined(updates, conflict_free, wide=True)), state
-
-
-def shares(weight: Tensor) -> Tensor:
-    """Return weights (K) divided by their sum; zeros if that is 0."""
-    return weight / whole if (whole := float(weight.sum())) > 0 else torch.zeros_like(weight)
 
 
 @dataclass(frozen=True)

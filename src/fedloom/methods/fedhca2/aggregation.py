@@ -22,6 +22,7 @@ from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates, columns_here
 from fedloom.methods.conflict.aggregation import rescaling, solved
 from fedloom.methods.personal.aggregation import Attention, attention
+from fedloom.training.rules import within
 
 KIND = "hyper-weights"
 
@@ -97,7 +98,7 @@ class HyperConflictAverse(_Learner):
         if not bool(alpha.any()) and torch.equal(own, torch.eye(len(names), dtype=torch.float64)):
             return updates, new
         out = updates.mixed((own + torch.outer(alpha, q)).to(updates.data.device))
-        return _without_absent(out), new
+        return (out if out.present is None else within(out, out.X)), new
 
     def _averaging(self, updates: Updates) -> Tensor:
         """Return K x K: the identity, except that identical clients get their mean."""
@@ -173,16 +174,6 @@ def cross_attention(V: Tensor) -> Tensor:
 
 def _used(weight: float) -> float:
     return min(max(weight, 0.0), 1.0)
-
-
-def _without_absent(updates: Updates) -> Updates:
-    """Return the updates with zeros where a row lacks a block."""
-    if updates.present is None or bool(updates.present.all()):
-        return updates
-    X = updates.X.clone()
-    for i, b in (~updates.present).nonzero().tolist():
-        X[i, updates.layout.slices[b]] = 0
-    return updates.replace(X=X)
 
 
 @dataclass(frozen=True)

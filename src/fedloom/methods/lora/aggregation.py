@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.layout import Layout
-from fedloom.core.mean import weighted_mean
+from fedloom.core.mean import shares, weighted_mean
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.aggregation import shares
 from fedloom.methods.lora import ExactFactorsSettings
 from fedloom.models.changes import adapted_layers, factors
 from fedloom.training.rules import LocalRule, View

@@ -14,11 +14,10 @@ from torch import Tensor
 from fedloom.core.codecs import Folded
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
-from fedloom.core.mean import of_tasks, rows_of_tasks
+from fedloom.core.mean import of_tasks, rows_of_tasks, shares
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.taskvectors import Upload, aggregate_tasks
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.aggregation import shares
 from fedloom.methods.merging import ConsensusMaskSettings, LowRankAndSparseSettings, TaskVectorsSettings
 
 

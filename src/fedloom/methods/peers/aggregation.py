@@ -69,7 +69,10 @@ class AtPeer(Stage):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         mine = [i for i, (client, _) in enumerate(updates.rows) if client == self.own]
-        seen = updates.replace(weight=self._weight(updates))
+        seen = updates
+        if self.shares is not None:
+            shares = [self.shares[client] for client, _ in updates.rows]
+            seen = updates.replace(weight=torch.tensor(shares, dtype=torch.float64))
         if "tasks" in self.stage.traits.writes:
             return self.stage(seen, state, replace(ctx, targets=tuple(updates.rows[i] for i in mine)))
         if self.scope is not None:
@@ -86,11 +89,6 @@ class AtPeer(Stage):
                 if not there:
                     x[s] = updates.X[mine[0], s]
         return updates.reduced(x), state
-
-    def _weight(self, updates: Updates) -> Tensor:
-        if self.shares is None:
-            return updates.weight
-        return torch.tensor([self.shares[client] for client, _ in updates.rows], dtype=torch.float64)
 
     def _within(self, updates: Updates) -> Tensor:
         """Return the presence (K x blocks): others' rows only have what is in scope."""
@@ -239,8 +237,7 @@ class SimilarityMix(SimilarityMixSettings, Stage):
             weights = soft_weights(
                 own, similarity, top_k(similarity, self.top), include_self=self.include_self, step=self.step
             )
-            for j, other in enumerate(names):
-                W[i, j] = weights.get(other, 0.0)
+            W[i] = torch.tensor([weights.get(other, 0.0) for other in names], dtype=torch.float64)
         return W
 
 

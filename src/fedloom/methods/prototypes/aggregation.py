@@ -92,14 +92,6 @@ class KeepsPrototypes(Identity):
         return updates, {"tasks": dict(sorted(tasks.items(), key=lambda item: int(item[0])))}
 
 
-def _latest(before: State | None, now: maths.Prototypes) -> maths.Prototypes:
-    """Return the new prototype of each class that has one, else the previous one."""
-    if before is None:
-        return now
-    means = torch.where(now.known[:, None], now.means, before["means"])
-    return maths.Prototypes(means, torch.where(now.known, now.counts, before["counts"]))
-
-
 @dataclass(frozen=True)
 class MeanPrototypes(KeepsPrototypes):
     """One prototype a class: the mean of the clients' (FedProto), by `counts` of examples or all `clients` alike."""
@@ -107,8 +99,11 @@ class MeanPrototypes(KeepsPrototypes):
     by: Literal["counts", "clients"] = "counts"
 
     def update(self, before: State | None, prototypes: Sequence[maths.Prototypes], task: str, ctx: Ctx) -> State:
-        new = _latest(before, maths.aggregated(prototypes, self.by))
-        return {"means": new.means, "counts": new.counts}
+        new = maths.aggregated(prototypes, self.by)
+        if before is None:
+            return {"means": new.means, "counts": new.counts}
+        means = torch.where(new.known[:, None], new.means, before["means"])
+        return {"means": means, "counts": torch.where(new.known, new.counts, before["counts"])}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
         known = state["counts"] > 0

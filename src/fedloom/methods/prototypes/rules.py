@@ -186,7 +186,7 @@ class SemanticAnchors(CollectPrototypes):
     def penalty(self, view: View, state: State) -> Tensor | None:
         if self.pull == self.margin == self.calibration == 0 or "prototypes" not in view.broadcast:
             return None
-        z, total = features_now(view), None
+        z, losses = features_now(view), []
         for t in classified(view):
             anchors = told_points(view, t.number).unbiased(t.classes)
             if not bool(anchors.known.all()):
@@ -196,9 +196,8 @@ class SemanticAnchors(CollectPrototypes):
                 before = None if own is None else maths.Prototypes(own["means"], own["counts"])
                 state["margins"][t.number] = maths.anchor_margin(anchors.means, before)
             terms = maths.anchor_losses(z, t.labels, anchors.means, t.head, state["margins"][t.number])
-            loss = self.pull * terms[0] + self.margin * terms[1] + self.calibration * terms[2]
-            total = loss if total is None else total + loss
-        return total
+            losses.append(self.pull * terms[0] + self.margin * terms[1] + self.calibration * terms[2])
+        return added(losses)
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         own = self._merged(state["batches"])
