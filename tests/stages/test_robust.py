@@ -153,8 +153,9 @@ def test_the_geometric_median_has_the_least_sum_of_distances(seed: int) -> None:
     np.testing.assert_allclose(GeometricMedian().on(known)[0][0].numpy(), [2, 1.5], atol=1e-9)
 
 
-def test_the_coefficients_of_the_geometric_median_sum_to_one() -> None:
-    c = geometric_median(gram(Updates.of(rows())))
+@pytest.mark.parametrize("iterations", [0, 1, 100])
+def test_the_coefficients_of_the_geometric_median_sum_to_one_after_every_step(iterations: int) -> None:
+    c = geometric_median(gram(Updates.of(rows())), iterations)
     assert float(c.sum()) == pytest.approx(1, abs=1e-12)
     assert bool((c > 0).all())
 

@@ -54,6 +54,7 @@ def test_cross_entropy_by_hand():
     assert cross_entropy(logits, labels).item() == pytest.approx(expected)
     assert cross_entropy(logits, labels.unsqueeze(1)).item() == pytest.approx(expected)
     assert cross_entropy(logits, torch.tensor([[[0, 1, -1]]])).item() == pytest.approx(expected)
+    assert cross_entropy(logits, torch.tensor([[[0, 1, 2]]]), ignore=2).item() == pytest.approx(expected)
     assert cross_entropy(logits, labels.to(torch.uint8)).item() == pytest.approx(expected)
 
 

@@ -296,6 +296,7 @@ def aggregate_tasks(
     combine: Combine = "normalized",
     cross: Cross = "similar",
     source: Source = "masked",
+    zeros: Zeros = "half",
     out: Tensor | None = None,
 ) -> TaskAggregate:
     """Compute MaTU's server step, eqs. 3 to 7: new task vectors from the clients' unified vectors, masks and scales.
@@ -306,7 +307,7 @@ def aggregate_tasks(
     - Eq. 3: a_j = |mean_n sgn(m_n tau_n)_j|; mhat_j = 1 where a_j >= rho, else a_j.
     - Eq. 4: that = mhat * sum_n gamma_n lambda_n x_n. `source` is x_n: "masked" m_n tau_n (default), "unified" tau_n,
       "reconstructed" lambda_n m_n tau_n (so that the scale counts twice).
-    - Eq. 5: S = `sign_similarity` of the vectors that.
+    - Eq. 5: S = `sign_similarity` of the vectors that, with `zeros`.
     - Eq. 6: partners of t: the `kappa` most similar other tasks with S > epsilon (the paper: 0.5; ties by name).
       ttil = sum over them of S mhat * that'. With cross="uniform" every other task is a partner, all with the same
       weight: 1 in "normalized", one over their number in the others. With cross="none" no task has partners.
@@ -343,7 +344,7 @@ def aggregate_tasks(
             np.multiply(total, mhat, out=vectors[:, pieces[i]], casting="same_kind")
 
     _spread(same_task, len(pieces))
-    S = sign_similarity(torch.from_numpy(vectors))
+    S = sign_similarity(torch.from_numpy(vectors), zeros)
     partners = _partners(S, kappa, epsilon, cross)
     own, weights = (w.numpy() for w in _weights(partners, combine, cross))
 

@@ -51,7 +51,7 @@ def distances_to(G: Tensor, c: Tensor) -> Tensor:
     return (G.diagonal() - 2 * inner + c @ inner).clamp(min=0).sqrt()
 
 
-def geometric_median(G: Tensor) -> Tensor:
+def geometric_median(G: Tensor, iterations: int = 100) -> Tensor:
     """Return c (K, sums to 1) such that sum_i |X_i - sum_j c_j X_j| is least, by the smoothed Weiszfeld algorithm.
 
     c_i <- (1 / max(nu, |X_i - v|)) / sum with nu a millionth of the smallest distance between two different rows. It
@@ -64,7 +64,7 @@ def geometric_median(G: Tensor) -> Tensor:
     nu = 1e-6 * float(D[D > 0].min())
     c = 1 / D.median(dim=1).values.clamp(min=nu)
     c = c / c.sum()
-    for _ in range(100):
+    for _ in range(iterations):
         before, c = c, 1 / distances_to(G, c).clamp(min=nu)
         c = c / c.sum()
         if float((c - before).abs().max()) <= 1e-12:

@@ -51,10 +51,10 @@ def _same(labels: Tensor, shape: Sequence[int]) -> Tensor:
     return labels
 
 
-def read_classes(labels: Tensor, pred: Tensor) -> Tensor:
-    """Return class numbers, B x H x W int64, with 255 (also for -1) where there is no label."""
+def read_classes(labels: Tensor, pred: Tensor, ignore: int = IGNORE) -> Tensor:
+    """Return class numbers, B x H x W int64, with `ignore` (also for -1) where there is no label."""
     classes = _flat(labels, pred).long()
-    return torch.where(classes == -1, IGNORE, classes)
+    return torch.where(classes == -1, ignore, classes)
 
 
 def read_binary(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,23 +109,27 @@ def unit(vectors: Tensor) -> Tensor:
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, weights: Sequence[float] | None = None, sets: Sequence[Sequence[int]] = ()
+    logits: Tensor,
+    labels: Tensor,
+    ignore: int = IGNORE,
+    weights: Sequence[float] | None = None,
+    sets: Sequence[Sequence[int]] = (),
 ) -> Tensor:
     """Compute the cross entropy in nats over classes: semantic segmentation and human parts.
 
-    `logits` B x C x H x W; `labels` B x H x W or B x 1 x H x W, class numbers below C. 255 and -1 do not count.
+    `logits` B x C x H x W; `labels` B x H x W or B x 1 x H x W, class numbers below C. `ignore` and -1 do not count.
     `weights` are those of the classes; the mean is then weighted. Label C + j means one of the classes `sets[j]`, whose
     probabilities add up (the marginal loss); it weighs as much as the set's first class.
     """
-    target = read_classes(labels, logits)
+    target = read_classes(labels, logits, ignore)
     of = None if weights is None else real(logits).new_tensor([*weights, *(weights[some[0]] for some in sets)])
     log_p = real(logits).log_softmax(1)
     if sets:
         log_p = torch.cat([log_p, *(log_p[:, list(some)].logsumexp(1, keepdim=True) for some in sets)], 1)
-    total = functional.nll_loss(log_p, target, of, ignore_index=IGNORE, reduction="sum")
+    total = functional.nll_loss(log_p, target, of, ignore_index=ignore, reduction="sum")
     if of is None:
-        return total / (target != IGNORE).sum().clamp(min=1)
-    whole = torch.where(target != IGNORE, of[torch.where(target == IGNORE, 0, target)], 0.0).sum()
+        return total / (target != ignore).sum().clamp(min=1)
+    whole = torch.where(target != ignore, of[torch.where(target == ignore, 0, target)], 0.0).sum()
     return total / torch.where(whole > 0, whole, 1.0)
 
 
@@ -248,26 +252,28 @@ class MeanIoU(Measure):
     kind = "miou"
     matrix: Tensor
 
-    def __init__(self, classes: int, absent: Absent = "skip", sets: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(
+        self, classes: int, ignore: int = IGNORE, absent: Absent = "skip", sets: Sequence[Sequence[int]] = ()
+    ) -> None:
         if absent not in ("skip", "zero"):
             raise ValueError(f"absent: expected 'skip' or 'zero', found {absent!r}")
-        self.absent, self.sets = absent, sets
+        self.ignore, self.absent, self.sets = ignore, absent, sets
         self.matrix = torch.zeros(classes, classes, dtype=torch.int64)
 
     def update(self, pred: Tensor, target: Tensor) -> None:
-        """Take logits and class numbers; a label of no class that is neither 255 nor -1 is a DataError."""
+        """Take logits and class numbers; a label of no class that is neither `ignore` nor -1 is a DataError."""
         classes = len(self.matrix)
         if pred.shape[1] != classes:
             raise DataError(f"expected a prediction of {classes} channels, found {pred.shape[1]}")
-        truth = read_classes(target, pred)
+        truth = read_classes(target, pred, self.ignore)
         guess = pred.detach().max(1).indices  # argmax takes five times as long
         for j, some in enumerate(self.sets):
             here = truth == classes + j
             guess = torch.where(here & torch.isin(guess, torch.tensor(some, device=guess.device)), 0, guess)
             truth = torch.where(here, 0, truth)
-        valid = truth != IGNORE
+        valid = truth != self.ignore
         if stray := truth[valid & ((truth < 0) | (truth >= classes))][:1].tolist():
-            raise DataError(f"expected labels below {classes}, or {IGNORE} for none, found {stray[0]}")
+            raise DataError(f"expected labels below {classes}, or {self.ignore} for none, found {stray[0]}")
         cell = torch.where(valid, truth * classes + guess, classes**2)
         self.matrix += torch.bincount(cell.flatten(), minlength=classes**2 + 1)[:-1].view(classes, classes).cpu()
 
@@ -382,7 +388,7 @@ class _BestF(Measure):
 
     beta2: ClassVar[float]
 
-    def __init__(self, thresholds: int = 99) -> None:
+    def __init__(self, thresholds: int) -> None:
         self.levels = levels(thresholds)
         # Per number of thresholds that a pixel reaches: how many other and how many positive pixels.
         self.counts = torch.zeros(2, thresholds + 1, dtype=torch.int64)
@@ -433,9 +439,10 @@ class MaxF(_BestF):
     kind = "maxf"
     beta2 = 0.3
 
-    def __init__(self) -> None:
-        super().__init__(19)
-        self.iou, self.images = torch.zeros(19, dtype=torch.float64), torch.zeros(19, dtype=torch.int64)
+    def __init__(self, thresholds: int = 19) -> None:
+        super().__init__(thresholds)
+        self.iou = torch.zeros(thresholds, dtype=torch.float64)
+        self.images = torch.zeros(thresholds, dtype=torch.int64)
 
     def update(self, pred: Tensor, target: Tensor) -> None:
         """Take B x 2 x H x W (or B x 1 x H x W) logits and labels 0 or 1."""
@@ -461,6 +468,9 @@ class PlainEdgeF(_BestF):
     kind = "edge_f_plain"
     beta2 = 1.0
     AT_HALF: ClassVar = ("edge_precision", "edge_recall", "edge_f1")
+
+    def __init__(self, thresholds: int = 99) -> None:
+        super().__init__(thresholds)
 
     def all(self) -> dict[str, float]:
         """Return `edge_f_plain` and the numbers at 0.5; 0 where there is nothing to find or nothing was found."""
