@@ -303,7 +303,7 @@ def added(losses: Iterable[Tensor]) -> Tensor | None:
 
 def within(updates: Updates, X: Tensor) -> Updates:
     """Return rows X with zeros in blocks that the rows lack."""
-    if updates.present is not None:
+    if updates.present is not None and not bool(updates.present.all()):
         X = X.clone()
         for columns, have in zip(updates.layout.slices, updates.present.t(), strict=True):
             X[~have, columns] = 0.0

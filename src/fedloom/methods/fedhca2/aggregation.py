@@ -98,7 +98,7 @@ class HyperConflictAverse(_Learner):
         if not bool(alpha.any()) and torch.equal(own, torch.eye(len(names), dtype=torch.float64)):
             return updates, new
         out = updates.mixed((own + torch.outer(alpha, q)).to(updates.data.device))
-        return (out if out.present is None else within(out, out.X)), new
+        return within(out, out.X), new
 
     def _averaging(self, updates: Updates) -> Tensor:
         """Return K x K: the identity, except that identical clients get their mean."""
