@@ -134,6 +134,24 @@ def test_the_mirror_of_another_run(tmp_path: Path) -> None:
         fedloom.resume(path)
 
 
+def test_a_run_that_goes_on_copies_nothing_over_the_files_of_others(tmp_path: Path) -> None:
+    path, _ = with_mirror(tmp_path)
+    checkpoint.mirror(fedloom.run(load_recipe("seed=1"), tmp_path / "foreign").folder, tmp_path / "other run" / "run")
+    for home, name in {"other run": "state.json", "no run": "notes.jsonl"}.items():
+        file = tmp_path / home / "run" / name
+        if not file.exists():
+            file.parent.mkdir(parents=True)
+            file.write_text("mine")
+        before = file.read_bytes()
+        with pytest.raises(StateError, match=r"runtime\.mirror: .*the copy is of another run"):
+            fedloom.resume(path, mirror=str(tmp_path / home))
+        assert file.read_bytes() == before
+    checkpoint.mirror(path, tmp_path / "moved" / "run")  # its own copy, of a run that had fewer rounds then
+    fedloom.resume(path, rounds=6)
+    fedloom.resume(path, mirror=str(tmp_path / "moved"))
+    assert (tmp_path / "moved" / "run" / "run.json").read_bytes() == (path / "run.json").read_bytes()
+
+
 def test_results_do_not_depend_on_a_mirror() -> None:
     assert recipe_hash(load_recipe("runtime.mirror=elsewhere")) == recipe_hash(load_recipe())
     old = load_recipe().model_dump(mode="json")

@@ -236,7 +236,7 @@ def mirror_of(folder: Path, parent: str | None) -> Path | None:
 def mirror(source: Path, target: Path) -> None:
     """Bring the files of a run in `target` that resuming needs to what `source` has. Raises OSError."""
     target.mkdir(parents=True, exist_ok=True)
-    here = list(_needed(source))
+    here = list(needed(source))
     for file in here:
         to = target / file.relative_to(source)
         if not (to.is_file() and filecmp.cmp(file, to)):  # by size and time of change, which are copied too
@@ -248,10 +248,11 @@ def mirror(source: Path, target: Path) -> None:
                     os.fsync(opened.fileno())
             os.replace(part, to)
     kept = {file.relative_to(source) for file in here}
-    for stale in [file for file in _needed(target) if file.relative_to(target) not in kept]:
+    for stale in [file for file in needed(target) if file.relative_to(target) not in kept]:
         stale.unlink()
 
 
-def _needed(folder: Path) -> Iterator[Path]:
+def needed(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder that a copy of a run has, or would have."""
     for pattern in _NEEDED:
         yield from sorted(folder.glob(pattern))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedloom._version import __version__
 from fedloom.core.context import State
-from fedloom.core.errors import StateError, check_empty, check_links, naming, of_system, warn
+from fedloom.core.errors import StateError, check_empty, check_links, first_of, naming, of_system, warn
 from fedloom.core.machine import LOCK, locked
 from fedloom.core.settings.section import differs, folder_name, value_at
 from fedloom.core.settings.trust import keep_run
@@ -41,6 +41,7 @@ from fedloom.federation.runs.recorded import (
     packed,
     read_info,
     recipe_in,
+    recipe_of,
     replaced,
     sum_of,
     sums,
@@ -87,7 +88,7 @@ class RunFolder:
 
     def __init__(self, path: Path, copies: str | None = None, warn: Callable[[str], None] = warn) -> None:
         """Open an existing directory for this process alone. Raises InUseError if another process is at work there,
-        StateError for a link in it.
+        StateError for a link in it, or where `copies` has files of another run in the place of its copy.
 
         What resuming needs is copied into the folder `copies` with each checkpoint; `warn` hears where that fails.
         """
@@ -103,6 +104,7 @@ class RunFolder:
         self._unsynced: set[str] = set()  # logs with lines that may not be on the disk yet
         self._lock = ExitStack()
         check_links((*path.glob("*"), *path.glob("predictions/*")))  # links of Weights & Biases are its own
+        self._refuse_other_mirror()
         self._lock.enter_context(locked(path / LOCK, path))
 
     def __enter__(self) -> RunFolder:
@@ -325,19 +327,6 @@ class RunFolder:
             self._written[name] = size, digest
         return self._written[name]
 
-    def _compare(self, labels: Mapping[str, Any]) -> None:
-        """Raise StateError where a log's lines before a checkpoint are not those that were there when it was saved.
-
-        Round 0 is measured anew, so nothing is read of its lines: a run that is killed meanwhile has cut them off.
-        """
-        for name, (size, digest) in (labels.get("logs", {}) if labels["round"] else {}).items():
-            path = self.path / name
-            if sum_of(path, size) != [size, digest]:
-                raise StateError(
-                    f"{path}: the lines up to round {labels['round']} are not those that the run wrote: they were "
-                    "changed or truncated; restore the file"
-                )
-
     def save(self, state: State, name: str = "state") -> None:
         """Checkpoint a state. It is there once the rest is written: each peer's own is before that in peers/NAME, under
         the round's number, and stays until no checkpoint of the rest asks for it. So does a best state, `name` "best",
@@ -407,8 +396,7 @@ class RunFolder:
         tree, labels, _ = checkpoint.load(home, file, newest=lambda head: head["round"] == round_)
         if labels["round"] != round_:
             raise StateError(f"{home}: a checkpoint of round {labels['round']} found, expected {round_}")
-        state: State = tree
-        return state
+        return tree
 
     def continued(
         self,
@@ -428,13 +416,11 @@ class RunFolder:
             else:
                 (self.path / NEXT).unlink()
         changed = self.check(about, accept)
-        before = read_info(self.path)
         try:
             newest = self._newest()
         except StateError as error:
             if self.mirror is None or not (kept := self.load("state", self.mirror)):
                 raise
-            self._of_this_run(self.mirror, before)
             checkpoint.mirror(self.mirror, self.path)
             self._written = {}
             tell(f"{error}; the copy in {self.mirror} is intact and has round {kept[0]['round']}")
@@ -465,10 +451,20 @@ class RunFolder:
         return problems
 
     def _newest(self) -> tuple[State, dict[str, Any], list[str]] | None:
-        """Return the state of `load`, with the lines before the checkpoint compared. None if no round was saved."""
+        """Return the state of `load`; None if no round was saved.
+
+        Raises StateError where a log's lines before the checkpoint are not those that were there when it was saved.
+        """
         newest = self.load()
         if newest is not None:
-            self._compare(newest[1])
+            labels = newest[1]
+            # round 0 is measured anew, and a run that is killed meanwhile has cut its lines off
+            for name, (size, digest) in (labels.get("logs", {}) if labels["round"] else {}).items():
+                if sum_of(self.path / name, size) != [size, digest]:
+                    raise StateError(
+                        f"{self.path / name}: the lines up to round {labels['round']} are not those that the run "
+                        "wrote: they were changed or truncated; restore the file"
+                    )
             return newest
         metrics = self.path / _METRICS
         if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
@@ -478,13 +474,25 @@ class RunFolder:
             )
         return None
 
-    @staticmethod
-    def _of_this_run(home: Path, before: Mapping[str, Any]) -> None:
-        """Raise StateError where a mirror has another run than run.json says."""
-        theirs = read_info(home)
-        for key in ("recipe_hash", "partition_hash"):
-            if theirs.get(key) != (ours := before.get(key)):
-                raise StateError(f"{home}: the copy is of another run ({key}: {theirs.get(key)!r}, not {ours!r})")
+    def _refuse_other_mirror(self) -> None:
+        """Raise StateError where the mirror has files that a copy would replace or delete, and that are not this run's.
+
+        The copy's recipe may have other keys of runtime, and others among those that run.json notes as changed.
+        """
+        copy = self.mirror
+        if copy is None or not any(checkpoint.needed(copy)):
+            return
+        was, now = recipe_of(copy) if (copy / "recipe.yaml").is_file() else {}, recipe_of(self.path)
+        free = {key for change in self.changes for key in change["keys"]}
+        keys = [key for key in differs("", was, now) if key not in free and not came_later(key, was, now)]
+        other = sorted(key for key in keys if not key.startswith("runtime."))
+        if not other and (copy / "partition.json").is_file():
+            other = differs("partition", *(json_of(home / "partition.json") for home in (copy, self.path)))[:1]
+        if other:
+            raise StateError(
+                f"runtime.mirror: {copy}: the copy is of another run ({first_of(other)} differ), or no copy of a run; "
+                "choose another folder, or move this one away"
+            )
 
     def kept(self, state: State, early: EarlyStopping | None) -> State:
         """Return the state to keep of a run that ended in `state`: the best one if it stopped early and wants it."""
