@@ -117,11 +117,13 @@ def test_metropolis_weights() -> None:
         metropolis(candidates("ring", SIX, directed=True))
 
 
-def test_edge_list(tmp_path: Path) -> None:
+def test_edge_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "links.txt"
     file.write_text("# who hears whom\na b\n\nb c  # close by\n")
     both = candidates("edge-list", ["c", "b", "a", "d"], file=str(file))
     assert (both.senders("b"), both.senders("d")) == (("a", "c"), ())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert candidates("edge-list", ["c", "b", "a", "d"], file="~/links.txt").links == both.links
     one_way = candidates("edge-list", ["a", "b", "c"], file=str(file), directed=True)
     assert (one_way.senders("b"), one_way.receivers("b")) == (("a",), ("c",))
     with pytest.raises(DataError, match=r"line 4: no peer 'c'"):

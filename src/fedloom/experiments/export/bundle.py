@@ -61,7 +61,10 @@ LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
 
 
 class About(Section):
-    """export.json: what made the model, and what it takes and predicts."""
+    """export.json: what made the model, and what it takes and predicts.
+
+    It has no checksum of its own, for people edit it (the licence, names of classes): each key is checked instead.
+    """
 
     fedloom: str = __version__
     recipe: str = ""

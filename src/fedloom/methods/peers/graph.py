@@ -241,7 +241,7 @@ def edge_list(peers: Names, seed: int, *, file: str, directed: bool = False) -> 
     Peers that the file does not name have no link.
     """
     try:
-        lines = Path(file).read_text("utf-8").splitlines()
+        lines = Path(file).expanduser().read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"topology 'edge-list': {file}: {error}") from None
     at = {peer: i for i, peer in enumerate(peers)}
