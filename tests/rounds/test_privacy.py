@@ -23,7 +23,7 @@ from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.privacy import PrivacyTerms, forecast, ratio, share_of, terms_of
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.round import Round
-from fedloom.federation.rounds.rounds import SPENT, Budget, initial_state, status
+from fedloom.federation.rounds.rounds import SPENT, Budget, initial_state, status, stopped
 from fedloom.federation.rounds.seen import needed
 from fedloom.federation.rounds.server import server_step
 from fedloom.federation.runs.reader import Run
@@ -252,7 +252,7 @@ def test_a_round_is_charged_with_all_that_were_begun_again(dp: object) -> None:
         state = budget.after(state, now)  # type: ignore[arg-type]
     paid_ = [("privacy", {"epsilon": whole.epsilon(n), "delta": 1e-3}) for n in (4, 5)]
     assert told == [*paid_, (SPENT, {"epsilon": whole.epsilon(5), "next": whole.epsilon(6)})]
-    assert budget.stops(state) == SPENT
+    assert stopped(state) == SPENT
 
 
 def test_a_round_that_was_begun_under_other_terms_is_not_forgotten() -> None:

@@ -7,9 +7,9 @@ function's signature is the schema of the section, and defaults are filled in wh
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -449,8 +449,7 @@ def came_later(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> b
 
 def registry(module: str, name: str) -> Registry:
     """Return a registry by the module that has it and its name there."""
-    registry_: Registry = getattr(importlib.import_module(module), name)
-    return registry_
+    return resolve_name(f"{module}:{name}")
 
 
 def _resolve(

@@ -184,10 +184,9 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
         dataset, partition = _with_public(method, dataset, partition, recipe.seed)
     partition.check(pool, shared=True)
     _labellers(dataset, partition)
-    federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
     if recipe.privacy is not None and dataset.private is not None:
-        dataset = _with_noise(recipe, recipe.privacy, dataset, len(federation.clients))
-        federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
+        dataset = _with_noise(recipe, recipe.privacy, dataset, len(partition.shares))
+    federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
     federation = federation.pooled(method.turn.pool) if method.turn.pool else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
     unmeasured(built)

@@ -17,7 +17,7 @@ from fedloom.core.errors import RecipeError, nearest
 from fedloom.core.settings.trust import sources
 from fedloom.data.dataset import Dataset, contents
 from fedloom.data.partition import Partition, Pool
-from fedloom.federation.recipes.schema import AttackSection, Recipe, recipe_hash
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Common
 from fedloom.federation.rounds.messages import Payload, rows_of, unpacked
 from fedloom.federation.rounds.privacy import PrivacyTerms
@@ -45,18 +45,49 @@ class Built(Common):
 
     @cached_property
     def attacks(self) -> Mapping[str, Attack]:
-        """Client -> its attack, of the hostile ones."""
-        return attacks_of(self.recipe.attack, self.recipe.seed, self.federation, self.whole)
+        """Client -> its attack, of the hostile ones: those that the recipe names, or as many, drawn from its seed.
+
+        Raises RecipeError for an unknown client, without an honest client, and for an attack that would do nothing.
+        """
+        section, clients = self.recipe.attack, sorted(self.federation.clients)
+        if section is None:
+            return {}
+        if isinstance(section.clients, int):
+            if not self.whole:
+                raise RecipeError(
+                    f"attack.clients: {section.clients} found, but a node with its own data does not know the other "
+                    "clients, so it cannot draw some of them; list the clients' names"
+                )
+            order = torch.randperm(len(clients), generator=generator(self.recipe.seed, "attack")).tolist()
+            names = sorted(clients[i] for i in order[: section.clients])
+        else:
+            names = sorted(name for name in set(section.clients) if self.whole or name in self.federation.clients)
+        for name in names:
+            if name not in self.federation.clients:
+                raise RecipeError(
+                    f"attack.clients: no client {name!r}.{nearest(name, clients)} Clients: {', '.join(clients)}"
+                )
+        if self.whole and len(names) == len(clients):
+            raise RecipeError(
+                f"attack.clients: {len(names)} of {len(clients)} clients are hostile, expected at least one honest "
+                "client"
+            )
+        attack: Attack = section.make()
+        for name in names:
+            if why := attack.unfit({task: each for task, (each, _) in self.federation.clients[name].tasks.items()}):
+                raise RecipeError(f"attack: {section.name} at client {name!r}: {why}")
+        return dict.fromkeys(names, attack)
 
     @property
     def attacked_groups(self) -> Iterator[tuple[str, int, int, float | None]]:
         """Yield (group, clients, hostile ones, their factor) where these act together among honest ones."""
-        rows = rows_of(self, self.federation.trainers)
-        for group, clients in groups_of(self.attacks, self.federation, rows).items():
-            hostile = [name for name in clients if name in self.attacks]
-            attack = self.attacks[hostile[0]]
-            if attack.knows_all and len(hostile) < len(clients):
-                yield group, len(clients), len(hostile), attack.factor_among(len(clients), len(hostile))
+        groups: dict[str, list[str]] = {}
+        for row in rows_of(self, self.federation.trainers):
+            groups.setdefault(group_of(self.federation, row), []).append(row[0])
+        for group, clients in groups.items():
+            hostile = [self.attacks[name] for name in clients if name in self.attacks]
+            if hostile and hostile[0].knows_all and len(hostile) < len(clients):
+                yield group, len(clients), len(hostile), hostile[0].factor_among(len(clients), len(hostile))
 
     @property
     def whole(self) -> bool:
@@ -204,52 +235,10 @@ class Built(Common):
         return digest.hexdigest()[:16]
 
 
-def attacks_of(section: AttackSection | None, seed: int, federation: BuiltFederation, whole: bool) -> dict[str, Attack]:
-    """Return client -> its attack, of the hostile ones: those that the recipe names, or as many, drawn from its seed.
-
-    Raises RecipeError for an unknown client, without an honest client, and for an attack that would do nothing.
-    """
-    clients = sorted(federation.clients)
-    if section is None:
-        return {}
-    if isinstance(section.clients, int):
-        if not whole:
-            raise RecipeError(
-                f"attack.clients: {section.clients} found, but a node with its own data does not know the other "
-                "clients, so it cannot draw some of them; list the clients' names"
-            )
-        order = torch.randperm(len(clients), generator=generator(seed, "attack")).tolist()
-        names = sorted(clients[i] for i in order[: section.clients])
-    else:
-        names = sorted(name for name in set(section.clients) if whole or name in federation.clients)
-    for name in names:
-        if name not in federation.clients:
-            raise RecipeError(
-                f"attack.clients: no client {name!r}.{nearest(name, clients)} Clients: {', '.join(clients)}"
-            )
-    if whole and len(names) == len(clients):
-        raise RecipeError(
-            f"attack.clients: {len(names)} of {len(clients)} clients are hostile, expected at least one honest client"
-        )
-    attack: Attack = section.make()
-    for name in names:
-        if why := attack.unfit({task: each for task, (each, _) in federation.clients[name].tasks.items()}):
-            raise RecipeError(f"attack: {section.name} at client {name!r}: {why}")
-    return dict.fromkeys(names, attack)
-
-
 def group_of(federation: BuiltFederation, row: Row) -> str:
     """Return the name of the group that a row is in: the row's task, or the tasks of its client."""
     client, task = row
     return task or ",".join(sorted(federation.client(client).tasks))
-
-
-def groups_of(attacks: Mapping[str, Attack], federation: BuiltFederation, rows: Iterable[Row]) -> dict[str, list[str]]:
-    """Return the clients of each group with a hostile client, from the rows of all clients."""
-    groups: dict[str, list[str]] = {}
-    for row in rows:
-        groups.setdefault(group_of(federation, row), []).append(row[0])
-    return {name: clients for name, clients in groups.items() if attacks.keys() & set(clients)}
 
 
 def conspired(

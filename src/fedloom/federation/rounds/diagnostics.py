@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -187,8 +187,7 @@ def _shown(names: Sequence[str], peer: str | None) -> list[int]:
     return [rows[round(i * (len(rows) - 1) / (ROWS - 1))] for i in range(ROWS)]
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
+class _Sums(NamedTuple):
     """Sums over the columns of each of g groups, in float64; counts are exact. Shown are some rows or all.
 
     rows       g x K: columns that are not zero
@@ -227,13 +226,9 @@ def _sums(X: Tensor, outputs: Tensor, sizes: Sequence[int], shown: Sequence[int]
 
 def _together(sums: _Sums) -> _Sums:
     """Return the sums over all processes, exchanged in one message."""
-    parts = vars(sums)
-    summed = (
-        columns_here()
-        .total(torch.cat([part.flatten() for part in parts.values()]))
-        .split([p.numel() for p in parts.values()])
-    )
-    return _Sums(**{name: flat.view_as(part) for flat, (name, part) in zip(summed, parts.items(), strict=True)})
+    summed = columns_here().total(torch.cat([part.flatten() for part in sums]))
+    parts = zip(summed.split([part.numel() for part in sums]), sums, strict=True)
+    return _Sums(*(flat.view_as(part) for flat, part in parts))
 
 
 def _about(

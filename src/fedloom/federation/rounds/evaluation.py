@@ -96,12 +96,9 @@ def at_once(most: int, shape: Sequence[int]) -> int:
     return max(1, min(most, MEMORY // maps_of(shape)))
 
 
-Answers = tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]
-
-
 def answers(
     model: FlatModel, part: Part, names: Sequence[str], batch_size: int, innermost: bool = True
-) -> Iterator[Answers]:
+) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
     """Yield (positions, task -> output, task -> label) of each batch; iterate while no model is trained."""
     model.module.eval()
     batches = part.index.split(at_once(batch_size, part.examples.input_shape))

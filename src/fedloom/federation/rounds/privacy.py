@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_right
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -48,11 +49,7 @@ class PrivacyTerms:
         """Return the last of at most `rounds` rounds that `bound` pays."""
         if bound is None or self.epsilon(rounds) <= bound:
             return rounds
-        paid, unpaid = 0, rounds
-        while unpaid - paid > 1:
-            middle = (paid + unpaid) // 2
-            paid, unpaid = (middle, unpaid) if self.epsilon(middle) <= bound else (paid, middle)
-        return paid
+        return bisect_right(range(1, rounds), bound, key=self.epsilon)
 
     def agree(self, state: State) -> None:
         """Raise StateError if the rounds that are done, or were begun, had other terms."""

@@ -42,20 +42,8 @@ class Observer:
         return state
 
     def after(self, state: State, now: Round) -> State:
-        """Return the state after a round, which was measured."""
+        """Return the state after a round, which was measured; `stopped` says whether another one may follow."""
         return state
-
-    @staticmethod
-    def stops(state: State) -> str | None:
-        """Return why no round may follow, in words; None if one may."""
-        return None
-
-
-class Plot(Observer):
-    """Remembers what hostile clients that know all others agreed on."""
-
-    def after(self, state: State, now: Round) -> State:
-        return {**state, "attack": now.plot} if now.plot else state
 
 
 class GivingUp(Observer):
@@ -66,10 +54,6 @@ class GivingUp(Observer):
 
     def after(self, state: State, now: Round) -> State:
         return state if now.used or not now.members else {**state, "idle": state.get("idle", 0) + 1}
-
-    @staticmethod
-    def stops(state: State) -> str | None:
-        return GAVE_UP if gave_up(state) else None
 
 
 class Budget(Observer):
@@ -108,10 +92,6 @@ class Budget(Observer):
             return state
         now.log(SPENT, {"epsilon": epsilon, "next": terms.epsilon(now.number + more + 1)})
         return {**state, "spent": True}
-
-    @staticmethod
-    def stops(state: State) -> str | None:
-        return SPENT if state.get("spent") else None
 
 
 @dataclass(frozen=True)
@@ -160,28 +140,25 @@ class EarlyStopping(Observer):
             now.log("stopped early", {"best_round": rule.best_round, "best_score": rule.best})
         return state
 
-    @staticmethod
-    def stops(state: State) -> str | None:
-        return "stopped early" if state["stopped"] else None
-
 
 class NoSteps(Observer):
     """Ends a run after its first round where local training makes no step: later rounds would change nothing."""
 
     def begin(self, state: State) -> State:
-        """Return the state as it is."""
         if self.built.method.rules and not any(rule.repeat for rule in self.built.method.rules):
             self.last = 1
         return state
 
 
-OBSERVERS: tuple[type[Observer], ...] = (Plot, GivingUp, Budget, EarlyStopping, NoSteps)
+OBSERVERS: tuple[type[Observer], ...] = (GivingUp, Budget, EarlyStopping, NoSteps)
 """All of them, in the order in which they are asked."""
 
 
 def stopped(state: State) -> str | None:
-    """Return why no round may follow this state; None if one may."""
-    return next((why for kind in OBSERVERS if (why := kind.stops(state))), None)
+    """Return why no round may follow this state, in words; None if one may."""
+    if gave_up(state):
+        return GAVE_UP
+    return SPENT if state.get("spent") else "stopped early" if state["stopped"] else None
 
 
 def initial_state(built: Built) -> State:
@@ -193,7 +170,7 @@ def initial_state(built: Built) -> State:
 
 
 def status(state: State) -> str:
-    """Return how a run ended: finished, stopped by an observer (see `stopped`), or in vain."""
+    """Return how a run ended: finished, `stopped` by an observer, or in vain."""
     return NOTHING if state.get("idle", 0) == state["round"] > 0 else stopped(state) or "finished"
 
 
@@ -256,6 +233,8 @@ def run_rounds(
         now = Round(built, state["round"] + 1, progress, secret=secret, before=state)
         last = now.number == rounds
         state, now.members = (advance or with_server)(built, executor, state, now)
+        if now.plot:
+            state = {**state, "attack": now.plot}
         with now.ledger.phase("evaluate"):
             now.metrics = trained_records(built, now.done)
             if last or now.number % evaluation.every == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -93,7 +92,7 @@ def _tried(built: Built) -> list[Row]:
         for i, s in enumerate(shared.slices):
             X[:, s] *= present[:, i : i + 1]
     ones = torch.ones(len(rows), dtype=torch.float64)
-    updates = Updates(shared, rows, X, ones, ones, present=present, extra=dict(_extras(built, rows)))
+    updates = Updates(shared, rows, X, ones, ones, present=present, extra=_extras(built, rows))
     if "base" in method.stage.traits.reads:
         updates = updates.replace(base=torch.zeros_like(X))
     ctx = Round(built, 1, Progress()).ctx(tuple(federation.trainers))
@@ -111,7 +110,7 @@ def _tried(built: Built) -> list[Row]:
     return [rows[i] for i in sorted(exposed)]
 
 
-def _extras(built: Built, rows: tuple[Row, ...]) -> Iterator[tuple[str, list[Any]]]:
+def _extras(built: Built, rows: tuple[Row, ...]) -> dict[str, list[Any]]:
     """Return the extras that are known before a run."""
     clients = [built.federation.client(client) for client, _ in rows]
     known: dict[str, list[Any]] = {
@@ -119,10 +118,9 @@ def _extras(built: Built, rows: tuple[Row, ...]) -> Iterator[tuple[str, list[Any
         "domain": [client.domain or "" for client in clients],
         "tasks": [",".join(sorted(client.tasks)) for client in clients],
     }
-    for name in built.method.extras:
-        if name not in known:
-            raise _UnknownError(f"it reads {name}")
-        yield name, known[name]
+    for name in built.method.extras - known.keys():
+        raise _UnknownError(f"it reads {name}")
+    return {name: known[name] for name in built.method.extras}
 
 
 _SMALL = 1e-4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -284,11 +284,19 @@ class Run:
 
     def personal(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
         """Return `final` of each client that has a personal model, by its name; empty where there are none."""
-        return self._by_client(split, at, ("personal",))
+        return self.by_client(split, at, ("personal",))
 
-    def by_client(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
+    def by_client(
+        self, split: str = "test", at: int | None = None, models: Sequence[str] = ("personal", "global")
+    ) -> dict[str, Final]:
         """Return `final` of each client, by its name: its personal model if it has one, else the global one."""
-        return self._by_client(split, at, ("personal", "global"))
+        at = self.final(split, at).round
+        values = self.entries(at, split)
+        by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
+        for key, entry in values.items():
+            if entry["model"] in models:
+                by_client[key[0]][key] = entry
+        return {c: self._final(by_client[c], split, at) for c in self.info["clients"] if c in by_client}
 
     def scores(self, task: str, metric: str, split: str = "test") -> dict[int, dict[str, float]]:
         """Return round -> client -> a metric of a task, of the personal model where measured, else the global one."""
@@ -329,15 +337,6 @@ class Run:
         tasks = {client: len(info["tasks"]) for client, info in self.info["clients"].items()}
         times = sum(tasks.get(client, 1) for line in self.rounds for client in line.get("cohort", ()))
         return sent / times if times else math.nan
-
-    def _by_client(self, split: str, at: int | None, models: tuple[str, ...]) -> dict[str, Final]:
-        at = self.final(split, at).round
-        values = self.entries(at, split)
-        by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
-        for key, entry in values.items():
-            if entry["model"] in models:
-                by_client[key[0]][key] = entry
-        return {c: self._final(by_client[c], split, at) for c in self.info["clients"] if c in by_client}
 
     def _final(self, values: Mapping[tuple[Any, str, str], Mapping[str, Any]], split: str, round: int) -> Final:
         """Return the means over clients of one round's entries."""
