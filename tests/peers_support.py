@@ -49,8 +49,8 @@ class Valleys:
         d = self.model.layout.d
         initial = torch.zeros(d, dtype=torch.float64) if start is None else torch.as_tensor(start).double()
         self.model.initial.copy_(initial)
-        context = PeerContext(self.method, self.model.layout, self.federation, self.config, 0, 9, initial)
-        self.community = Community(context)
+        parts: tuple[Any, ...] = self.method, self.model.layout, self.federation, self.config
+        self.community = Community(PeerContext(*parts, 0, 9, initial, None, None))  # no model to look into
         self.states: dict[str, State] = {
             name: first(self.method, self.model.layout, initial, {}) for name in self.federation.clients
         }

@@ -72,7 +72,7 @@ def test_bytes_are_counted_once_for_what_is_alike(monkeypatch: pytest.MonkeyPatc
     jobs = [TrainJob(name, 1, messages[name], {}) for name in names]
     counted, real = [], round_.count_bytes
     monkeypatch.setattr(round_, "count_bytes", lambda *what: counted.append(what[-1]) or real(*what))
-    payloads = [*now.payloads(executor(built.setup, ["cpu"], 1), jobs, messages)]
+    payloads = [*now.payloads(executor(built.setup, ["cpu"], 1), jobs)]
     kinds = {tuple(client.tasks) for client in built.federation.clients.values()}
     assert len(counted) == 2 * len(kinds) < 2 * len(names)
     for payload in payloads:
@@ -144,5 +144,5 @@ def test_a_payload_is_let_go_of_before_the_next_client_trains(monkeypatch: pytes
     monkeypatch.setattr(Worker, "train", watched)
     place, jobs = executor(built.setup, ["cpu"], 2, adaptive=True), [TrainJob(n, 1, messages[n], {}) for n in names]
     rows = rows_of(built, names)
-    collect(built, now.payloads(place, jobs, messages), rows)
+    collect(built, now.payloads(place, jobs), rows)
     assert len(held) == len(names) > 1

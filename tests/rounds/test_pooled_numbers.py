@@ -43,7 +43,7 @@ def records(*clients: str, unlabelled: tuple[str, ...] = (), withheld: tuple[str
         output, target = OUTPUTS[name]
         kept = {"sort": (torch.tensor(output), torch.tensor(target))}
         scores = {} if name in unlabelled + withheld else {POOL: kept}
-        measured.append((MeasuredGroup(model, name, "test", [(who, model)]), scores))
+        measured.append((MeasuredGroup((name, None, 0), model, name, "test", [(who, model)]), scores))
     built: Any = SimpleNamespace(federation=SimpleNamespace(tasks=(TASK,)))
     return pooled(built, measured)
 

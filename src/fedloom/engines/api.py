@@ -5,7 +5,6 @@ Rounds and their results are the same in all engines.
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import tempfile
 import warnings
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from fedloom.federation.recipes.runtime import Runtime
 from fedloom.federation.recipes.schema import GIVEN, Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.measure import complete, export
+from fedloom.federation.rounds.measure import complete, export, labels
 from fedloom.federation.rounds.progress import Progress, shown
 from fedloom.federation.rounds.round import Advance
 from fedloom.federation.rounds.rounds import initial_state, run_rounds, status
@@ -131,10 +131,7 @@ def run(
     """
     if not isinstance(folder, str | Path | None):
         raise RecipeError(f"run: folder={found(folder)} found, expected a path; give the model as model=")
-    recipe = recipe_of(what, model, method, overrides, **options)
-    without_method(recipe.method)
-    for device in recipe.runtime.devices:  # before the data is loaded, so that a wrong device fails at once
-        check_device(device)
+    recipe = _ready(recipe_of(what, model, method, overrides, **options))
     engine = engine or engine_of(recipe.runtime)
     warn, progress = progress is None, _reports(progress)
     path = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
@@ -265,11 +262,15 @@ def _extended(
 
 def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: Any) -> Plan:
     """Plan a run without doing it: parameters, partition, bytes of a round, memory. It takes what `run` takes."""
-    resolved = recipe_of(recipe, model, method, **options)
-    without_method(resolved.method)
-    for device in resolved.runtime.devices:
+    return plan_built(build(_ready(recipe_of(recipe, model, method, **options))))
+
+
+def _ready(recipe: Recipe) -> Recipe:
+    """Return a recipe to build. Raises UserError, before the data is loaded, for no Method and for a wrong device."""
+    without_method(recipe.method)
+    for device in recipe.runtime.devices:
         check_device(device)
-    return plan_built(build(resolved))
+    return recipe
 
 
 def _reports(progress: Progress | None) -> Progress:
@@ -345,15 +346,15 @@ class Engine:
         """Store predictions on test data, of the final models or of earlier ones; called before `start` ends."""
         keep(folder, built, executor, state, final)
 
-    def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the final models as named tensors, and labels; called before `start` ends."""
+    def export(self, built: Built, state: State) -> dict[str, Tensor]:
+        """Return the final models as named tensors; called before `start` ends."""
         return export(built, state)
 
     def conclude(self, built: Built, executor: Executor, folder: RunFolder, state: State) -> str:
         """Write the files of a finished run, and return how it ended."""
         final = folder.kept(state, built.recipe.early_stopping)
         complete(built, executor, folder, final)
-        folder.save_model(*self.export(built, final))
+        folder.save_model(self.export(built, final), labels(built, final))
         self.show(built, executor, folder.path, final)
         folder.describe(built.about, status(state), state["round"], final["round"])
         return status(state)
@@ -361,6 +362,4 @@ class Engine:
 
 def engine_of(runtime: Runtime) -> Engine:
     """Return the engine that a recipe names."""
-    module, name = ENGINES[runtime.engine].split(":")
-    engine: Engine = getattr(importlib.import_module(module), name)()
-    return engine
+    return resolve_name(ENGINES[runtime.engine])()

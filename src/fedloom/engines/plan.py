@@ -211,8 +211,7 @@ def plan_of(built: Built) -> Plan:
 def _signals(built: Built) -> int:
     """Return the bytes of the signals by which peers judge each other, in the first round in which they send them."""
     community = community_of(built)
-    warmup = community.context.config.warmup
-    first = 1 if warmup is None else warmup.alone
+    first = community.context.first
     fields = signal_fields(community.context.at(community.names[0]), first)
     sizes = {"features": getattr(getattr(built.module, "encoder", None), "features", 0)}
     one = sum(

@@ -12,7 +12,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.multiprocessing
@@ -50,14 +50,14 @@ class Stacked(InProcess):
         yield from super().run([job for job in jobs if isinstance(job, EvalJob)])
 
 
-class WorkerPool:
+class WorkerPool(Executor):
     """Worker processes, each with its own model; data and vectors lie in shared memory.
 
     A job goes to the next idle worker. Results do not depend on which worker takes a job. Processes start empty and
     receive the setup over the pipe, so a worker that cannot load it reports this, and nobody waits for it.
     """
 
-    repeats: ClassVar[bool] = True
+    repeats = True
 
     def __init__(self, setup: Setup, devices: Sequence[str], workers: int) -> None:
         names = [check_device(devices[i % len(devices)]) for i in range(workers)]
@@ -184,8 +184,7 @@ def _by_value(value: Any) -> bytes:
             "processes cannot import it: pip install 'fedloom[notebook]', which sends it to them; or move it to a "
             "module that can be imported, or set runtime.workers to 1"
         ) from None
-    data: bytes = cloudpickle.dumps(value)
-    return data
+    return cloudpickle.dumps(value)
 
 
 def _serve(pipe: Connection, device: str) -> None:
@@ -238,13 +237,13 @@ TRIED = 2
 """Rounds after which the speed of a place is known: the first ones also load data that stays."""
 
 
-class Adaptive:
+class Adaptive(Executor):
     """An executor that moves jobs from this process to a pool once that is expected to end the run sooner.
 
     Where the pool proves slower, as on cores that other work uses, jobs come back for good.
     """
 
-    repeats: ClassVar[bool] = True
+    repeats = True
 
     def __init__(self, setup: Setup, devices: Sequence[str], workers: int) -> None:
         self.setup, self.devices, self.workers = setup, devices, workers
@@ -255,7 +254,6 @@ class Adaptive:
         self._shared: list[float] = []
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Generator[Any, int | None]:
-        """Yield results as they arrive."""
         results, seconds, held = (self.pool or self.here).run(jobs, **options), 0.0, None
         while True:
             start = time.perf_counter()
@@ -299,7 +297,6 @@ class Adaptive:
         return max(1, len(self.devices) * (free // (2 * mine + CONTEXT)))
 
     def close(self) -> None:
-        """Free all resources."""
         if self.pool is not None:
             self.pool.close()
 

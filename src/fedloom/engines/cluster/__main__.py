@@ -9,15 +9,11 @@ from pathlib import Path
 from fedloom.core.errors import UserError
 from fedloom.engines import cluster
 from fedloom.engines.cluster.launch import ERROR_FILE, join
-from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.progress import Printed, Progress
 
 
-class Log(Progress):
+class Log(Printed, Progress):
     """Progress that prints events, for the log."""
-
-    def event(self, text: str) -> None:
-        """Print an event."""
-        print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -32,11 +32,11 @@ _PATIENCE = timedelta(hours=24)
 class Comm:
     """The connection of one process to the others of a cluster; all call the same methods in the same order.
 
-    `device` is where vectors lie while they travel: the CPU (gloo), or this process's own GPU (NCCL).
+    `device` is where vectors lie while they travel: the CPU (gloo), or this process's own GPU (NCCL, see `use`).
     """
 
-    def __init__(self, rank: int, size: int, device: str = "cpu") -> None:
-        self.rank, self.size, self.device = rank, size, torch.device(device)
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.device = rank, size, torch.device("cpu")
         self.sent = 0  # bytes that this process sent to others
 
     @staticmethod

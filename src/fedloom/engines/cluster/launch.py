@@ -10,8 +10,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, UserError
@@ -38,7 +39,7 @@ from fedloom.federation.rounds.showing import keep
 from fedloom.federation.rounds.worker import Executor, Job, check_device, set_torch
 from fedloom.federation.runs.folder import MIRROR_FAILED, RunFolder
 from fedloom.federation.runs.reader import described
-from fedloom.federation.runs.recorded import unpacked
+from fedloom.federation.runs.recorded import read_info, unpacked
 from fedloom.federation.runs.track import Tracking
 
 ERROR_FILE = "FEDLOOM_ERROR_FILE"
@@ -51,7 +52,6 @@ class Cluster(Engine):
     """One process per rank, started by torchrun; without torchrun this engine starts `runtime.workers` of them."""
 
     def takes_over(self, recipe: Recipe, folder: Path, progress: Progress, fresh: bool) -> str | None:
-        """Do the whole run in the processes of a cluster, and return how it ended."""
         for section in recipe.named:
             if section.is_held:
                 raise RecipeError(
@@ -62,15 +62,10 @@ class Cluster(Engine):
             raise RecipeError("peers.mode: asynchronous peers need runtime.engine=process")
         if cluster.rank() is not None:
             return join(folder, recipe if fresh else None, progress)
-        if fresh:
-            built = build(recipe)
-            RunFolder.create(folder, built.recipe, built.dealt, built.about).close()
-        else:
-            built = build(recipe, RunFolder.read(folder)[1])
-            RunFolder(folder).close()
+        built = build(recipe, None if fresh else RunFolder.read(folder)[1])
+        (RunFolder.create(folder, built.recipe, built.dealt, built.about) if fresh else RunFolder(folder)).close()
         _Watched(built, folder, progress).run()
-        status: str = json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"]
-        return status
+        return str(read_info(folder)["status"])
 
 
 class _Watched:
@@ -146,14 +141,7 @@ class _Watched:
                     about = described({k: v for k, v in event.items() if k != "event"})
                     say = self.progress.warn if event["event"] == MIRROR_FAILED else self.progress.event
                     say(f"round {self.done}: {event['event']}{about}")
-                self.progress.round(self.done, headline(self.built, _numbers(line)))
-
-
-def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line with nan where its file has null."""
-    metrics = [{**r, "value": float("nan") if r["value"] is None else r["value"]} for r in line["metrics"]]
-    train = [{**r, "loss": float("nan") if r["loss"] is None else r["loss"]} for r in line["train"]]
-    return {**line, "metrics": metrics, "train": train}
+                self.progress.round(self.done, headline(self.built, line))
 
 
 class Spanning(Network):
@@ -210,23 +198,18 @@ class Peering(Member):
 
     def scattered(self, state: State | None) -> State:
         """Return this process's part of a whole state, which rank 0 has; other peers have their first state here."""
-        comm = self.comm
-        views = []
-        if state is not None:
-            for rank in range(comm.size):
-                mine = {name: own for name, own in state["peers"].items() if self.owner[name] == rank}
-                views.append({**state, "peers": mine})
-        own: State = comm.from_first(views)
-        return {**own, "peers": {**initial_peers(self.built)["peers"], **own["peers"]}}
+        mine = super().scattered(state)
+        return {**mine, "peers": {**initial_peers(self.built)["peers"], **mine["peers"]}}
+
+    def _part(self, state: State, rank: int) -> State:
+        return {**state, "peers": {name: own for name, own in state["peers"].items() if self.owner[name] == rank}}
 
     def gathered(self, state: State) -> State:
         return {**state, "peers": self._together(state["peers"])}
 
 
-class _Agreed:
+class _Agreed(Executor):
     """The executor of a process. If training fails in one process, all of them raise the error."""
-
-    repeats: ClassVar[bool] = False
 
     def __init__(self, comm: Comm, executor: Executor) -> None:
         self.comm, self.executor = comm, executor
@@ -238,9 +221,6 @@ class _Agreed:
             return
         with self.comm.together():
             yield from self.executor.run(jobs, **options)
-
-    def close(self) -> None:
-        """Do nothing: it owns nothing."""
 
 
 def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
@@ -260,7 +240,10 @@ def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Pr
     fresh = recipe is not None and not (again and (path / "recipe.yaml").is_file())
     with comm.together():
         saved = RunFolder.read(path) if first and not fresh else None
-    recipe, partition = _known_to_all(comm, saved or (recipe, None))
+    recipe, partition = saved or (recipe, None)
+    plain = None if recipe is None else recipe.model_dump(mode="json")
+    plain, dealt = comm.from_first([(plain, None if partition is None else partition.to_json())] * comm.size)
+    recipe, partition = load(plain), None if dealt is None else Partition.from_json(dealt)
     set_torch(recipe.runtime, recipe.training)
     device = comm.use(recipe.runtime.devices)
     with comm.together():
@@ -287,17 +270,6 @@ def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Pr
             if folder is not None:
                 Engine().conclude(built, member.executor, folder, whole)
         return status(mine)
-
-
-def _known_to_all(comm: Comm, mine: tuple[Recipe | None, Partition | None]) -> tuple[Recipe, Partition | None]:
-    """Return rank 0's recipe and partition, in every process."""
-    recipe, partition = mine
-    about = {
-        "recipe": None if recipe is None else recipe.model_dump(mode="json"),
-        "partition": None if partition is None else partition.to_json(),
-    }
-    about = comm.from_first([about] * comm.size)
-    return load(about["recipe"]), None if about["partition"] is None else Partition.from_json(about["partition"])
 
 
 def membership(built: Built) -> type[Member]:
@@ -332,10 +304,7 @@ def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: Ex
         if fresh
         else RunFolder(path, built.recipe.runtime.mirror, progress.warn)
     )
-
-    def initial() -> State:
-        return Engine().initial(built)
-
+    initial = partial(Engine().initial, built)
     state = initial() if fresh else folder.continued(built.about, initial, progress.event)
     folder.tracker = Tracking(built.about["recipe"], path, progress.event)
     return folder, state

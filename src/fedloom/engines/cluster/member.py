@@ -7,13 +7,14 @@ models; all of them know the numbers that decide something (of a round, scores).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Any
 
 from fedloom.core.codecs import ByteCount
 from fedloom.core.context import State
 from fedloom.engines.cluster.comm import Comm
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.messages import ALL, Message, Payload
+from fedloom.federation.rounds.messages import ALL, Payload
 from fedloom.federation.rounds.round import Round
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
@@ -23,10 +24,8 @@ from fedloom.training.loop import LocalResult
 _WORTH_IT = 0.9  # clients move if the slowest process will need less than this share of its time
 
 
-class Member:
+class Member(Executor):
     """The part of one process in a run with a server; also the executor of its evaluations."""
-
-    repeats: ClassVar[bool] = False
 
     def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
         self.built, self.comm, self.executor = built, comm, executor
@@ -57,7 +56,6 @@ class Member:
         return places
 
     def close(self) -> None:
-        """Give the local executor back."""
         self.executor.close()
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
@@ -69,15 +67,15 @@ class Member:
             messages = dispatch(built, state["server"], mine)
             jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in mine]
         with now.ledger.phase("train and aggregate"):
-            server = self._step(state["server"], self._trained(now, jobs, messages), now, members)
+            server = self._step(state["server"], self._trained(now, jobs), now, members)
         return now.after(state, server), members
 
-    def _trained(self, now: Round, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
+    def _trained(self, now: Round, jobs: list[TrainJob]) -> Iterator[Payload]:
         """Yield payloads of this process's clients; after the last one all processes know all results of training."""
         with self.comm.together():
-            yield from now.payloads(self.executor, jobs, messages)
+            yield from now.payloads(self.executor, jobs)
         meet(self.comm, now)
-        self.costs.see(now.done)
+        self.costs.seconds |= {d.client: d.seconds for d in now.done}
 
     def _step(self, server: State, payloads: Iterator[Payload], now: Round, members: Sequence[str]) -> State:
         """Send all payloads to rank 0, which does the server's step and sends its state to the others."""
@@ -85,18 +83,10 @@ class Member:
         if comm.rank:
             for payload in list(payloads):
                 comm.send(0, [payload.row[0], payload.tree()])
-            new: State = comm.receive(0)
-            return new
-        there = [sum(self.owner[m] == q for m in members) for q in range(comm.size)]
-
-        def received() -> Iterator[Payload]:
-            yield from payloads
-            for rank in range(1, comm.size):
-                for _ in range(there[rank]):
-                    yield Payload.of(*comm.receive(rank))
-
-        sent = now.conspired(received())
-        new = server_step(built, sent, server, now.ctx(members))
+            return comm.receive(0)
+        ranks = sorted(rank for m in members if (rank := self.owner[m]))
+        received = chain(payloads, (Payload.of(*comm.receive(rank)) for rank in ranks))
+        new = server_step(built, now.conspired(received), server, now.ctx(members))
         for rank in range(1, comm.size):
             comm.send(rank, self._view(new, rank))
         return new
@@ -107,7 +97,9 @@ class Member:
         return self.comm.rank == 0 or bool(self.built.method.stage.traits.broadcasts)
 
     def _view(self, server: State, rank: int) -> State:
-        """Return the part of a server's state that another process needs for its clients and their broadcasts."""
+        """Return the part of a server's state that a process needs for its clients and their broadcasts."""
+        if rank == 0:
+            return server
         broadcasts = bool(self.built.method.stage.traits.broadcasts)
         mine = {c for c, owner in self.owner.items() if owner == rank}
         names = {ALL, *mine}
@@ -150,16 +142,12 @@ class Member:
 
     def scattered(self, state: State | None) -> State:
         """Return this process's part of a whole state, which rank 0 has."""
-        comm = self.comm
-        views = []
-        if state is not None:
-            for rank in range(1, comm.size):
-                clients = {c: x for c, x in state["clients"].items() if self.owner[c] == rank}
-                views.append({**state, "clients": clients, "server": self._view(state["server"], rank)})
-            own = {c: x for c, x in state["clients"].items() if self.owner[c] == 0}
-            views.insert(0, {**state, "clients": own})
-        mine: State = comm.from_first(views)
-        return mine
+        parts = [] if state is None else [self._part(state, rank) for rank in range(self.comm.size)]
+        return self.comm.from_first(parts)
+
+    def _part(self, state: State, rank: int) -> State:
+        clients = {c: x for c, x in state["clients"].items() if self.owner[c] == rank}
+        return {**state, "clients": clients, "server": self._view(state["server"], rank)}
 
     def gathered(self, state: State) -> State:
         """Return the whole state at rank 0, as one process would have it; elsewhere nothing of use."""
@@ -183,10 +171,7 @@ class Costs:
             for c in built.federation.clients.values()
         }
         self.seconds: dict[str, float] = {}
-
-    def see(self, done: Sequence[TrainDone]) -> None:
-        """Record measured seconds, which all processes must know."""
-        self.seconds |= {d.client: d.seconds for d in done}
+        """Measured seconds of clients, which all processes must know."""
 
     def of(self, clients: Sequence[str] | Mapping[str, Any]) -> dict[str, float]:
         """Return seconds, or shares of an unknown unit before anything was measured."""
@@ -282,5 +267,4 @@ class SharedFolder(RunFolder):
 
     def agreed(self, decision: bool) -> bool:
         """Return what rank 0 has decided."""
-        agreed: bool = self.member.comm.from_first([decision] * self.member.comm.size)
-        return agreed
+        return self.member.comm.from_first([decision] * self.member.comm.size)

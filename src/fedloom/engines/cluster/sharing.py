@@ -87,16 +87,19 @@ class Columns(Spread):
             return [i for i, (name, _) in enumerate(out.rows) if everywhere or owner.get(name, q) == q]
 
         index = [columns_of(q) for q in range(size)]
-        widths = self.sizes(out.layout)
-        at = offsets(widths)
-        whole = X.new_empty(len(index[rank]), sum(widths))
-        step = max(1, _VALUES // max(1, len(X)))
-        for a in range(0, max(widths), step):
-            here = slice(a, min(a + step, widths[rank]))
-            into = {q: [whole[:, at[q] + a : at[q] + min(a + step, widths[q])]] for q in range(size) if a < widths[q]}
-            send = {q: [X[index[q], here]] for q in range(size)} if a < widths[rank] else {}
-            self.comm.exchange(send, into)
+        whole = X.new_empty(len(index[rank]), sum(self.sizes(out.layout)))
+        for here, parts in self.pieces(out.layout, len(X)):
+            send = {q: [X[index[q], here]] for q in range(size)} if rank in parts else {}
+            self.comm.exchange(send, {q: [whole[:, part]] for q, part in parts.items()})
         return [(out.rows[i], x) for i, x in zip(index[rank], whole, strict=True)]
+
+    def pieces(self, layout: Layout, rows: int) -> Iterator[tuple[slice, dict[int, slice]]]:
+        """Yield pieces of columns for messages about so many rows: (among its own, rank -> that rank's among all)."""
+        widths, step = self.sizes(layout), max(1, _VALUES // max(1, rows))
+        at, mine = offsets(widths), widths[self.comm.rank]
+        for a in range(0, max(widths), step):
+            parts = {q: slice(at[q] + a, at[q] + min(a + step, w)) for q, w in enumerate(widths) if a < w}
+            yield slice(a, min(a + step, mine)), parts
 
 
 @dataclass(eq=False)
@@ -132,23 +135,14 @@ class DistributedRows(Distributed):
     def dense(self) -> Tensor:
         """Return all rows, in the columns of this process. Each process sends every other its share of its rows."""
         if self._dense is None:
-            comm = self.columns.comm
-            widths = self.columns.sizes(self.layout)
-            at = offsets(widths)
             X = self.own.new_empty(self.shape)
-            index = [self._of(q) for q in range(comm.size)]
-            step = max(1, _VALUES // max(1, len(self.places)))
-            for a in range(0, max(widths), step):
-                b = min(a + step, widths[self._rank])
-                send = {
-                    q: [self.own[:, at[q] + a : at[q] + min(a + step, widths[q])]]
-                    for q in range(comm.size)
-                    if a < widths[q]
-                }
-                into = {q: [X.new_empty(len(index[q]), b - a)] for q in range(comm.size)} if a < b else {}
-                comm.exchange(send, into)
+            index = [self._of(q) for q in range(self.columns.comm.size)]
+            for here, parts in self.columns.pieces(self.layout, len(self.places)):
+                count = here.stop - here.start
+                into = {q: [X.new_empty(len(own), count)] for q, own in enumerate(index)} if self._rank in parts else {}
+                self.columns.comm.exchange({q: [self.own[:, part]] for q, part in parts.items()}, into)
                 for q, (rows,) in into.items():
-                    X[index[q], a:b] = rows
+                    X[index[q], here] = rows
             self._dense = X
         return self._dense
 
@@ -246,10 +240,6 @@ class Sharing(Member):
             "personal": {c: x for c, x in server["personal"].items() if c in names},
             "rule": {c: memory for c, memory in server["rule"].items() if c in names},
         }
-
-    def scattered(self, state: State | None) -> State:
-        mine = super().scattered(state)
-        return {**mine, "server": self._view(mine["server"], self.comm.rank)}
 
     def gathered(self, state: State) -> State:
         state = super().gathered(state)

@@ -30,7 +30,6 @@ from fedloom.engines.flower.terms import Offer
 from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.measure import labels
 from fedloom.federation.rounds.progress import progress
 from fedloom.federation.rounds.round import Advance
 from fedloom.federation.rounds.worker import Executor
@@ -130,14 +129,14 @@ class Flower(Engine):
     def show(self, built: Built, executor: Executor, folder: Path, state: State, final: bool = True) -> None:
         """Do nothing: test examples and their predictions stay at the nodes."""
 
-    def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def export(self, built: Built, state: State) -> dict[str, Tensor]:
         """Return all models: the nodes' files are on this machine too."""
         tensors = self.at.export(state, everywhere=False)
         for home in self.homes.values():
             file = home / "runs" / self.at.run_id / "model.safetensors"
             if file.is_file():
                 tensors |= load_file(file)
-        return tensors, labels(built, state)
+        return tensors
 
 
 class OverGrid(Flower):
@@ -176,9 +175,9 @@ class OverGrid(Flower):
             checkpoint.write_text(folder.path / REPORTS, json.dumps(value, indent=1))
         return self.nodes
 
-    def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def export(self, built: Built, state: State) -> dict[str, Tensor]:
         """Return the global models; each node has all that its client uses."""
-        return self.at.export(state, everywhere=True), labels(built, state)
+        return self.at.export(state, everywhere=True)
 
 
 def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:

@@ -33,14 +33,14 @@ class Probe:
     """A model that is run as a message (parameters and buffers) and a client's state (all else) have it."""
 
     def __init__(self, built: Built) -> None:
-        self.built = built
+        self.built, self.batch = built, built.recipe.training.batch_size
 
     def features(self, client: BuiltClient, message: Message, state: State) -> Tensor:
         """Return channel means and deviations (2 x C) of the encoder on some of the client's training data."""
         model, names = self._loaded(message, state), tuple(client.tasks)
         recorder, seen, part = FeatureRecorder(model), [], client.train
         with torch.no_grad(), recorder.recording():
-            for batch in part.index.split(self._batch)[:_FEATURE_BATCHES]:
+            for batch in part.index.split(self.batch)[:_FEATURE_BATCHES]:
                 x, _ = part.examples.batch(batch, model.device, tasks=names)
                 model.module(x, names)
                 seen.append(recorder.now)
@@ -52,7 +52,7 @@ class Probe:
         model.grad.zero_()
         for examples, names in client.train.by_labels(client.tasks):
             tasks = {name: client.tasks[name] for name in names}
-            for batch in examples.index.split(self._batch):
+            for batch in examples.index.split(self.batch):
                 x, targets = examples.examples.batch(batch, model.device, tasks=names)
                 loss, _ = task_losses(model.module(x, names), targets, tasks)
                 (loss * (len(batch) / len(examples))).backward()
@@ -64,7 +64,7 @@ class Probe:
         model, names = self._loaded(message, state), tuple(client.tasks)
         part, outputs = client.part("val"), dict[str, list[Tensor]]()
         with torch.no_grad():
-            for batch in part.index[:_OUTPUT_EXAMPLES].split(self._batch):
+            for batch in part.index[:_OUTPUT_EXAMPLES].split(self.batch):
                 x, _ = part.examples.batch(batch, model.device, tasks=names)
                 for name, output in model.module(x, names).items():
                     outputs.setdefault(name, []).append(output.flatten())
@@ -79,10 +79,6 @@ class Probe:
     def _model(self) -> FlatModel:
         return FlatModel.copy_of(self.built.module)
 
-    @property
-    def _batch(self) -> int:
-        return self.built.recipe.training.batch_size
-
 
 @dataclass(frozen=True, eq=False)
 class PeerContext(Common):
@@ -95,8 +91,8 @@ class PeerContext(Common):
     seed: int
     rounds: int
     initial: Tensor
-    probe: Probe | None = None
-    held: Mapping[str, int] | None = None
+    probe: Probe
+    held: Mapping[str, int]
 
     def at(self, name: str) -> PeerContext:
         """Return the context at one peer, which has no data in reach but its own."""
@@ -145,15 +141,24 @@ class PeerContext(Common):
         warmup = self.config.warmup
         return warmup if warmup is not None and round < warmup.until else None
 
-    def alone(self, round: int) -> bool:
-        """Return whether peers exchange nothing in a round."""
-        return self.config.warmup is not None and round < self.config.warmup.alone
+    @cached_property
+    def first(self) -> int:
+        """The first round in which peers exchange anything."""
+        return 1 if self.config.warmup is None else self.config.warmup.alone
 
     def scope(self, round: int, adaptive: str) -> str:
         """Return the scope of a round, "encoder" or "full"; `adaptive` is the last one by the alignment of updates."""
         if (warmup := self.warmup(round)) is not None:
             return warmup.scope
         return adaptive if self.config.scope == "adaptive" else self.config.scope
+
+    def update_of(self, payload: Payload, start: Tensor) -> Tensor:
+        """Return what training did to `start` (d), as the payload says; zeros where a peer has a vector per task."""
+        update = torch.zeros_like(start)
+        if self.by_task:  # a codec may keep the rows of several tasks packed
+            return update
+        like = blank(self.shared, self.federation, (payload.row,), update[None])
+        return self.method.codec.unpack(payload.packed, like)[0]
 
     def part(self, scope: str) -> Layout:
         """Return the shared parameters in scope."""
@@ -217,7 +222,7 @@ class Trained:
 
     payload  what training left, packed as it would go to a server
     start    where training started (d)
-    update   what training did to it (d); zeros where there is a vector for each task, which `payload` has
+    update   what training did to it (d, see `PeerContext.update_of`)
     round    the peer's round in which it trained
     before   the model that training started from, and `kept`, the client's state then ({} if no signal is of that
              model) and after training
@@ -233,23 +238,6 @@ class Trained:
     before: Message | None = None
     kept: tuple[State, State] = ({}, {})
     digests: dict[str, str] = field(default_factory=dict)
-
-    @staticmethod
-    def of(
-        context: PeerContext,
-        payload: Payload,
-        start: Tensor,
-        round: int,
-        ended: float | None = None,
-        before: Message | None = None,
-        kept: tuple[State, State] = ({}, {}),
-    ) -> Trained:
-        """Take the update out of the payload."""
-        update = torch.zeros_like(start)
-        if not context.by_task:  # a codec may keep the rows of several tasks packed
-            like = blank(context.shared, context.federation, (payload.row,), update[None])
-            update = context.method.codec.unpack(payload.packed, like)[0]
-        return Trained(payload, start, update, round, ended, before, kept)
 
     @cached_property
     def model(self) -> Tensor:

@@ -183,8 +183,8 @@ _SIMILARITY: dict[str, Callable[..., Tensor]] = {"features": features, "overlap"
 
 def due(context: PeerContext, round: int) -> dict[str, float]:
     """Return the signals, with their weights, by which peers judge each other in a round; none where they do not."""
-    first = context.config.warmup.alone if context.config.warmup else 1
-    return context.config.similarity.due(round - first) if context.config.judges and round >= first else {}
+    judges = context.config.judges and round >= context.first
+    return context.config.similarity.due(round - context.first) if judges else {}
 
 
 def _judged_by(context: PeerContext, trained: Trained) -> dict[str, float]:
@@ -204,7 +204,6 @@ def signals(context: PeerContext, trained: Trained) -> dict[str, Tensor]:
     if "gradient" in wanted and config.gradient == "update":
         tensors["gradient"] = context.shared.take(trained.update, part)
     elif "gradient" in wanted:
-        assert context.probe is not None
         tensors["gradient"] = context.probe.gradient(context.client, message, state, part)
     if "parameters" in wanted:
         tensors["parameters"] = context.shared.take(
@@ -215,7 +214,6 @@ def signals(context: PeerContext, trained: Trained) -> dict[str, Tensor]:
         # bfloat16 halves the bytes, and its rounding is far below the error of a sketch
         tensors = {n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()}
     if "features" in wanted:
-        assert context.probe is not None
         tensors["features"] = context.probe.features(context.client, message, state)
     if wanted.keys() & {*config.measured}:
         like = blank(context.shared, context.federation, ((context.client.id, None),), model[None])
@@ -305,7 +303,6 @@ def chosen(context: PeerContext, similarity: Mapping[str, float], group: Sequenc
 
 def close(context: PeerContext, own: Trained, heard: Mapping[str, Heard]) -> frozenset[str]:
     """Return the peers whose models give outputs like the own model's, on the peer's validation data."""
-    assert context.probe is not None
     assert context.fine is not None
     mine, state = own.as_sent("trained")
     models = {context.client.id: mine}

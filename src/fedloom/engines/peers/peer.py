@@ -62,8 +62,7 @@ class Mix:
         scope, shares = context.scope(self.own.round, state["scope"]), self._shares(state["similarity"])
         alike = frozenset[str]()
         if context.fine is not None and scope == "full":
-            models = {name: self.heard[name] for name in self.chosen}
-            alike = close(context, self.own, models)
+            alike = close(context, self.own, {name: self.heard[name] for name in self.chosen})
         server = self._server(state["server"], scope, shares, alike, env)
         new = {**state, "server": server}
         if context.method.turn.start == "own":
@@ -78,10 +77,6 @@ class Mix:
             "scope": scope,
             **({"close": sorted(alike)} if context.fine is not None else {}),
         }
-
-    def _known(self, method: Method) -> Common:
-        """Return what a server's step of this peer needs, which knows whose models it mixes."""
-        return Common(method, self.context.layout, self.federation)
 
     def _shares(self, similarity: Mapping[str, float]) -> dict[str, float]:
         """Return the weights of the own model and of the chosen ones."""
@@ -99,7 +94,8 @@ class Mix:
         payloads = {me: self.own.payload, **{name: self.heard[name].payload for name in names}}
         sizes = dict.fromkeys(payloads, 1.0)
         if kind == "size":
-            sizes = {name: clip_counts(self._known(self.context.method), p).n for name, p in payloads.items()}
+            common = replace(self.context, federation=self.federation)  # it knows whose models are mixed
+            sizes = {name: clip_counts(common, p).n for name, p in payloads.items()}
         return sizes if config.include_self or not names else {**sizes, me: 0.0}
 
     def _server(
@@ -113,7 +109,8 @@ class Mix:
         stage = replace(method.stage, own=me, shares=None if by_task else shares, scope=inside, whole=alike)
         row = own if by_task else as_row(context, context.federation, own, self.own.update)
         starts = {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
-        common = self._known(replace(method, stage=stage, codec=method.codec if by_task else Raw()))
+        method = replace(method, stage=stage, codec=method.codec if by_task else Raw())
+        common = Common(method, context.layout, self.federation)
         targets = rows_of(common, sorted([me, *self.chosen]))
         now = self.own.round, context.seed, targets, len(self.graph.peers), context.rounds
         ctx = Ctx(*now, log=env.log, record=env.record, peer=me, held=context.held)
@@ -158,15 +155,6 @@ def first(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str
     }
 
 
-@dataclass(frozen=True, eq=False)
-class Published:
-    """The model and the signals that a peer published in a round; `trained` is None where its training failed."""
-
-    trained: Trained | None
-    graph: Graph
-    signals: Mapping[str, Tensor]
-
-
 class Peer:
     """One peer: its state, its own data, its mailbox. The data and state of other peers are never in its reach.
 
@@ -192,13 +180,14 @@ class Peer:
 
     def turns(self, payload: Payload, client: State, graph: Graph) -> Iterator[None]:
         """Do a synchronous round after training; yield wherever signals, requests or models must be carried."""
-        published = self.publish(self.trained(payload, client), graph)
+        trained = self.trained(payload, client)
+        sent = self.publish(trained, graph)
         yield
-        asked = self.choose(published)
+        asked = self.choose(trained, graph, sent)
         yield
-        self.answer(published.trained)
+        self.answer(trained)
         yield
-        self.mix(published, asked)
+        self.mix(trained, graph, asked)
 
     def trained(self, payload: Payload, client: State, ended: float | None = None) -> Trained | None:
         """Take over the result of local training, at the simulated time `ended`; None where training failed."""
@@ -210,49 +199,47 @@ class Peer:
         before = Message(start, server["buffers"], server["integers"])
         kept = self.state["client"] if first else {}, client
         self.state = {**self.state, "client": client}
-        return Trained.of(self.context, payload, start, self.round, ended, before, kept)
+        return Trained(payload, start, self.context.update_of(payload, start), self.round, ended, before, kept)
 
-    def publish(self, trained: Trained | None, graph: Graph) -> Published:
-        """Send the signal by which others judge this peer to all peers that may hear it."""
-        if trained is None or self.context.alone(self.round):
-            return Published(trained, graph, {})
+    def publish(self, trained: Trained | None, graph: Graph) -> Mapping[str, Tensor]:
+        """Send the signals by which others judge this peer to all peers that may hear it; return them."""
+        if trained is None or self.round < self.context.first:
+            return {}
         now = bool(due(self.context, self.round))
         tensors = signals(self.context, trained) if now else {}
         about = {"tasks": self.context.client.shares, "due": now}
         self._send(graph.receivers(self.name), write(self.context, trained, "signal", tensors, about))
-        return Published(trained, graph, tensors)
+        return tensors
 
-    def choose(self, published: Published) -> dict[str, bool]:
-        """Judge the senders of signals, and ask some for models. Returns peer asked -> whether it was chosen."""
-        candidates, trained = frozenset(published.graph.senders(self.name)), published.trained
+    def choose(self, trained: Trained | None, graph: Graph, sent: Mapping[str, Tensor]) -> dict[str, bool]:
+        """Judge the senders of signals by the own ones that were `sent`, and ask some for models.
+
+        Returns peer asked -> whether it was chosen.
+        """
+        candidates = frozenset(graph.senders(self.name))
         messages = {message.sender: message for message in self._receive("signal") if message.sender in candidates}
         if trained is None:  # after the messages were read: unread, they would count as late in the next round
             return {}
         new: State = {"similarity": {}}
         if judged := {name: message for name, message in messages.items() if message.values["due"]}:
-            own = published.signals or signals(self.context, trained)
+            own = sent or signals(self.context, trained)
             new = judge(self.context, trained, self.state, own, judged, self.env.run)
         # where all judge anew at one instant, older similarities are out of date
         anew = bool(due(self.context, self.round)) and self.context.config.mode == "synchronous"
         known = {**({} if anew else self.state["similarity"]), **new["similarity"]}
         self.state = {**self.state, **new, "similarity": known}
-        if self.context.alone(self.round):  # others, at their own pace, may already send
+        if self.round < self.context.first:  # others, at their own pace, may already send
             return {}
-        similarity = {name: known.get(name, math.nan) for name in messages}
-        neighbours = chosen(self.context, self._counting(similarity), self.state.get("group", ()))
-        if self.context.config.choose.recency is not None:
-            last = {**self.state.get("chosen", {}), **dict.fromkeys(neighbours, self.round)}
-            self.state = {**self.state, "chosen": last}
+        counting = similarity = {name: known.get(name, math.nan) for name in messages}
+        rate, last = self.context.config.choose.recency, self.state.get("chosen", {})
+        if rate is not None:
+            counting = recent(similarity, {name: self.round - when for name, when in last.items()}, rate)
+        neighbours = chosen(self.context, counting, self.state.get("group", ()))
+        if rate is not None:
+            self.state = {**self.state, "chosen": {**last, **dict.fromkeys(neighbours, self.round)}}
         asked = sorted(similarity if self.context.config.penalty else neighbours)
         self._ask(trained, asked)
         return {name: name in neighbours for name in asked}
-
-    def _counting(self, similarity: Mapping[str, float]) -> Mapping[str, float]:
-        """Return similarities as they count in a choice, by when each candidate was last chosen."""
-        if (rate := self.context.config.choose.recency) is None:
-            return similarity
-        since = {name: self.round - last for name, last in self.state.get("chosen", {}).items()}
-        return recent(similarity, since, rate)
 
     def answer(self, trained: Trained | None) -> None:
         """Send the model, or to peers that started from the same one the update alone, to those that asked."""
@@ -266,18 +253,18 @@ class Peer:
                 messages[same, scope] = model_message(self.context, trained, same, scope)
             self._send([request.sender], messages[same, scope])
 
-    def mix(self, published: Published, asked: Mapping[str, bool]) -> dict[str, bool]:
+    def mix(self, trained: Trained | None, graph: Graph, asked: Mapping[str, bool]) -> dict[str, bool]:
         """Mix the own model and those of `asked` that arrived. Returns those of `asked` that did not."""
         messages = {message.sender: message for message in self._receive("model") if message.sender in asked}
-        if published.trained is None:
+        if trained is None:
             return dict(asked)
-        trained, federation = published.trained, acquainted(self.context, messages.values())
+        federation = acquainted(self.context, messages.values())
         heard = {name: read(self.context, message, trained, self._age(message)) for name, message in messages.items()}
-        mix = Mix(self.context, federation, published.graph, trained, heard, [name for name in heard if asked[name]])
+        mix = Mix(self.context, federation, graph, trained, heard, [name for name in heard if asked[name]])
         before = self.state["server"]
         self.state, about = mix.into(self.state, self.env)
         # all of them at all peers would be N squared numbers
-        if not sampled(self.name, 1 + max(len(published.graph.senders(self.name)), len(about["similarity"]))):
+        if not sampled(self.name, 1 + max(len(graph.senders(self.name)), len(about["similarity"]))):
             about = {k: v for k, v in about.items() if k not in ("neighbours", "weights", "similarity")}
         self.env.record("peer", {"peer": self.name, **about, **self._also(heard)})
         self._keep(before)

@@ -159,7 +159,9 @@ class FreePeer(Peer):
         self.latest: Trained | None = None
         if version := pace["version"]:
             payload = Payload.of(name, version["payload"])
-            self.latest = Trained.of(context, payload, version["base"], version["round"], version["made"])
+            start = version["base"]
+            update = context.update_of(payload, start)
+            self.latest = Trained(payload, start, update, version["round"], version["made"])
 
     def saved(self) -> State:
         """Return the state from which an equal peer can be made."""
@@ -190,9 +192,9 @@ class FreePeer(Peer):
         """End a local round: publish the new version, mix the models that have arrived, and ask for others."""
         if (trained := self.trained(payload, client, self.events.now)) is not None:
             self.latest = trained
-            published = self.publish(trained, graph)
-            awaited = self.mix(published, self.asked)
-            self.asked = {**awaited, **self.choose(published)}
+            sent = self.publish(trained, graph)
+            awaited = self.mix(trained, graph, self.asked)
+            self.asked = {**awaited, **self.choose(trained, graph, sent)}
         self.done.append(self.events.now)
         self.running = None
 
@@ -243,7 +245,10 @@ class AsynchronousRounds:
         community, start = self.community, events.now
         community.network.begin(round)
         here = {name: FreePeer(name, community, events, states[name], env) for name in sorted(members)}
-        self._catch_up(here.values(), env)
+        # local rounds that were running when the state was saved are trained again; `start` also sets a peer's round
+        jobs = [peer.start() for peer in here.values() if peer.running is not None]
+        for done in env.run([job for job in jobs if job.client not in self.running]):
+            self.running[done.client] = done
         graph, deadline = community.graph(round), community.context.config.deadline
         ended: list[str] = []
         idle = [peer for peer in here.values() if peer.running is None]
@@ -293,12 +298,6 @@ class AsynchronousRounds:
             seconds = self.community.scenario.training(max(done.result.steps, 1), peer.name, peer.round)
             peer.running = peer.events.put(seconds, peer.name, peer.name).number
 
-    def _catch_up(self, peers: Iterable[FreePeer], env: Environment) -> None:
-        """Train again the local rounds that were running when the state was saved."""
-        jobs = [peer.start() for peer in peers if peer.running is not None]  # also sets each peer's local round
-        for done in env.run([job for job in jobs if job.client not in self.running]):
-            self.running[done.client] = done
-
 
 def community_of(built: Built, connect: Callable[[Lost], Network] = Network, names: Sequence[str] = ()) -> Community:
     """Return the peers of a run, over a network of their own; `names` are all peers, where some run elsewhere.
@@ -339,7 +338,7 @@ def without_server(built: Built, connect: Callable[[Lost], Network] = Network) -
         members = [name for name in here if name in there]
 
         def train(jobs: list[TrainJob]) -> Iterator[TrainDone]:
-            for payload in now.conspired(now.payloads(executor, jobs)):
+            for payload in now.conspired(now.payloads(executor, jobs, counted=False)):
                 client = payload.row[0]
                 done = next(each for each in reversed(now.done) if each.client == client)
                 yield replace(done, payload=payload, state=now.clients[client])

@@ -21,7 +21,7 @@ from fedloom.federation.rounds.messages import Message, pack_tasks
 from fedloom.federation.rounds.server import model_of
 from fedloom.federation.rounds.worker import COUNTS, POOL, EvalJob, Executor, TrainDone
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.reader import POOLED, WITHHELD
+from fedloom.federation.runs.reader import POOLED, WITHHELD, number_of
 from fedloom.training.flat import FlatModel
 
 Record = dict[str, Any]
@@ -58,15 +58,12 @@ class Model:
 class MeasuredGroup:
     """Clients with the same model and the same data: one measurement serves all."""
 
+    key: Key
+    """The model and the data."""
     model: Model
     client: str
     split: str
     members: list[tuple[BuiltClient, Model]] = field(default_factory=list)
-
-    @property
-    def key(self) -> Key:
-        """The model and the data."""
-        return self.model.owner, self.model.task, id(self.members[0][0].part(self.split))
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -283,7 +280,7 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
                 if not len(part := client.part(split)):
                     continue
                 if (key := (model.owner, model.task, id(part))) not in by_model:
-                    by_model[key] = MeasuredGroup(model, client.id, split)
+                    by_model[key] = MeasuredGroup(key, model, client.id, split)
                 by_model[key].members.append((client, model))
     return list(by_model.values())
 
@@ -342,32 +339,26 @@ def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
     primary = {t.name: t.primary for t in built.federation.tasks}
     values: dict[str, dict[str, list[float]]] = {}
     for r in line["metrics"]:
-        if r["metric"] == primary[r["task"]] and r["value"] == r["value"]:
-            values.setdefault(r["split"], {}).setdefault(r["metric"], []).append(r["value"])
+        if r["metric"] == primary[r["task"]] and not math.isnan(value := number_of(r["value"])):
+            values.setdefault(r["split"], {}).setdefault(r["metric"], []).append(value)
     split = "val" if "val" in values else "test"
-    numbers_of = {"training loss": [r["loss"] for r in line["train"] if r["loss"] == r["loss"]]}
+    losses = (number_of(r["loss"]) for r in line["train"])
+    numbers_of = {"training loss": [loss for loss in losses if not math.isnan(loss)]}
     numbers_of |= {f"{split} {metric}": numbers for metric, numbers in values.get(split, {}).items()}
     return {name: math.fsum(numbers) / len(numbers) for name, numbers in numbers_of.items() if numbers}
 
 
-def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return named tensors, and labels. The global model keeps its own names; a task's is under task/NAME/, a personal
-    one
-    under client/NAME/, and a client's own model of a task under client/NAME/task/NAME/."""
-    common, tensors = FlatModel.copy_of(built.module), dict[str, Tensor]()
-    for prefix, (client, one) in wanted(built, state).items():
-        model = FlatModel.copy_of(built.modules[client]) if client in built.modules else common
-        tensors |= named(built, model, client, one, state["round"], prefix)
-    return tensors, labels(built, state)
-
-
-def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
-    """Return prefix -> (client, model): each of a run's models once."""
-    models_by_prefix: dict[str, tuple[str, Model]] = {}
+def export(built: Built, state: State) -> dict[str, Tensor]:
+    """Return named tensors. The global model keeps its own names; a task's is under task/NAME/, a personal one under
+    client/NAME/, and a client's own model of a task under client/NAME/task/NAME/."""
+    common, tensors, written = FlatModel.copy_of(built.module), dict[str, Tensor](), set[str]()
     for client in built.federation.clients:
+        model = FlatModel.copy_of(built.modules[client]) if client in built.modules else common
         for prefix, one in used(built, state, client).items():
-            models_by_prefix.setdefault(prefix, (client, one))
-    return models_by_prefix
+            if prefix not in written:  # several clients may use it
+                written.add(prefix)
+                tensors |= named(built, model, client, one, state["round"], prefix)
+    return tensors
 
 
 def used(built: Built, state: State, client: str) -> dict[str, Model]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any
 
 from fedloom.core.codecs import ByteCount
@@ -64,7 +63,9 @@ class Round:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Its line in the run folder."""
+        """Its line in the run folder, diagnostics apart from other records because these have a file of their own."""
+        looked = [{k: v for k, v in r.items() if k != "kind"} for r in self.records if r["kind"] == DIAGNOSTICS]
+        records = [record for record in self.records if record["kind"] != DIAGNOSTICS]
         return {
             "round": self.number,
             "cohort": list(self.members),
@@ -72,7 +73,8 @@ class Round:
             "metrics": self.metrics,
             "events": self.events,
             **({"seconds_of": train_seconds(self.done)} if self.number else {}),
-            **self.recorded,
+            **({"records": records} if records else {}),
+            **({DIAGNOSTICS: looked} if looked else {}),
             "seconds": self.ledger.seconds,
         }
 
@@ -108,29 +110,18 @@ class Round:
                 fields = fields()
         self.records.append({"kind": kind, **fields})
 
-    @property
-    def recorded(self) -> dict[str, list[dict[str, Any]]]:
-        """The records, diagnostics apart because these have a file of their own; empty ones are left out."""
-        looked = [{k: v for k, v in r.items() if k != "kind"} for r in self.records if r["kind"] == DIAGNOSTICS]
-        records = [record for record in self.records if record["kind"] != DIAGNOSTICS]
-        return {name: some for name, some in (("records", records), (DIAGNOSTICS, looked)) if some}
-
     def payloads(
-        self,
-        executor: Executor,
-        jobs: list[TrainJob],
-        messages: Mapping[str, Message] = MappingProxyType({}),
-        ordered: bool = False,
+        self, executor: Executor, jobs: list[TrainJob], ordered: bool = False, counted: bool = True
     ) -> Iterator[Payload]:
         """Yield the clients' payloads as they finish, one at a time, so that only one is in memory.
 
         If `ordered`, their order does not depend on which worker is faster. The clients' new states are in `clients`.
-        Bytes are counted of those that were sent `messages`.
+        With `counted` the bytes of the jobs' messages and of the payloads are counted.
         """
-        federation, trained = self.built.federation, "trained" in self.built.recipe.evaluation.models
+        federation, messages = self.built.federation, {job.client: job.message for job in jobs} if counted else {}
         # the longest first, so that no worker is left alone with it at the end
         jobs = sorted(jobs, key=lambda j: -len(federation.trainers[j.client].train))
-        done = executor.run(jobs, evaluate_trained=trained)
+        done = executor.run(jobs, evaluate_trained="trained" in self.built.recipe.evaluation.models)
         for d in _in_order(done, jobs) if ordered else done:
             self.clients[d.client] = d.state
             if not d.payload.finite:
@@ -147,13 +138,11 @@ class Round:
             yield d.payload
             del d  # before the next client trains
 
-    def payloads_again(
-        self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]
-    ) -> Iterator[Payload]:
+    def payloads_again(self, executor: Executor, jobs: list[TrainJob]) -> Iterator[Payload]:
         """Return the payloads of the same jobs once more, in order, where rows that were added up are needed."""
         for known in (self.done, self.clients, self.events):
             known.clear()
-        return self.payloads(executor, jobs, messages, ordered=True)
+        return self.payloads(executor, jobs, ordered=True)
 
     def _count(self, client: str, payload: Payload, message: Message) -> None:
         """Count a client's bytes up and down, once for all with the same tasks and messages of the same form."""
@@ -193,8 +182,8 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
     with now.ledger.phase("train and aggregate"):
         ctx, step = now.ctx(members), server_step
         if executor.repeats and not built.attacks and adds_up(built, len(ctx.targets or ())):
-            step = partial(server_step_by_sums, again=partial(now.payloads_again, executor, jobs, messages))
-        received = now.payloads(executor, jobs, messages, ordered=step is not server_step)
+            step = partial(server_step_by_sums, again=partial(now.payloads_again, executor, jobs))
+        received = now.payloads(executor, jobs, ordered=step is not server_step)
         received = now.conspired(received) if built.attacks else received
         server = step(built, received, state["server"], ctx)
     return now.after(state, server), members

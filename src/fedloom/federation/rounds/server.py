@@ -202,11 +202,7 @@ def assembled(
 
 
 def server_step(
-    common: Common,
-    payloads: Iterable[Payload],
-    state: State,
-    ctx: Ctx,
-    starts: Mapping[str, Tensor] | None = None,
+    common: Common, payloads: Iterable[Payload], state: State, ctx: Ctx, starts: Mapping[str, Tensor] | None = None
 ) -> State:
     """Return the state after the server's (or a peer's) part of a round. `ctx.targets` are the participants.
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -320,25 +320,24 @@ def check_device(name: str) -> str:
 Job = TrainJob | EvalJob
 
 
-class Executor(Protocol):
+class Executor:
     """Runs jobs and yields their results in any order."""
 
-    repeats: ClassVar[bool]
+    repeats: ClassVar[bool] = False
     """True if the same jobs, run again in a round, have the same results."""
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Yield results as they arrive."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Free all resources."""
-        ...
+        """Free all resources, if there are any."""
 
 
-class InProcess:
+class InProcess(Executor):
     """One worker, here."""
 
-    repeats: ClassVar[bool] = True
+    repeats = True
 
     def __init__(self, setup: Setup, devices: Sequence[str]) -> None:
         self.worker = Worker(setup, check_device(devices[0]))
@@ -347,6 +346,3 @@ class InProcess:
         """Yield results in the order of the jobs."""
         for job in jobs:
             yield job.on(self.worker, **options)
-
-    def close(self) -> None:
-        """Do nothing: there are no resources to free."""
