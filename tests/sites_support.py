@@ -114,6 +114,13 @@ class Server:
         return self.ask("train.fedloom", tree, round)
 
 
+def configured(grid: LocalGrid, config: Mapping[str, str]) -> LocalGrid:
+    """The grid, with nodes that have this run config."""
+    for context in grid.contexts.values():
+        context.run_config = dict(config)
+    return grid
+
+
 def events(folder: Path) -> list[dict[str, Any]]:
     return [e for line in (folder / "metrics.jsonl").read_text().splitlines() for e in json.loads(line)["events"]]
 

@@ -104,6 +104,12 @@ def kill_inside(pid: int, word: str) -> int:
     return killed
 
 
+def kill(here: Deployment, name: str) -> None:
+    """Kill a process and all that it started."""
+    os.killpg(here.processes[name].pid, signal.SIGKILL)
+    here.stop(name)
+
+
 def wait(here: Deployment, out: Path, rounds: int, seconds: float = 1200) -> None:
     end = time.monotonic() + seconds
     while rounds_of(out) < rounds:
@@ -150,7 +156,7 @@ def main(out: Path) -> None:
         wait(here, run, 3)
         say("three rounds with a node that sends nan, too much, and too little")
         time.sleep(5)
-        here.stop("office", signal.SIGKILL)
+        kill(here, "office")
         say("node 'office' killed in round 4")
         wait(here, run, 4)
         say("round 4 is over; a node with another key, which is registered, says that it is 'office'")
@@ -166,7 +172,7 @@ def main(out: Path) -> None:
         say(f"server app killed ({killed} process) in round {rounds_of(run) + 1}")
         wait(here, run, max(rounds_of(run) + 1, ROUNDS - 1))
         say(f"server app and SuperLink killed in round {rounds_of(run) + 1}")
-        here.stop("server", signal.SIGKILL)
+        kill(here, "server")
         here.start_server()
         code = here.processes["loop"].wait(timeout=1200)
         here.processes.pop("loop")

@@ -438,7 +438,7 @@ def test_a_node_has_masks_of_its_own(sites: Path) -> None:
             "method": "fedavg",
         }
     )
-    _, client = own_data(0, {}, NodeConfig(client="south", data=recipe.data))
+    _, client = own_data(recipe, NodeConfig(client="south", data=recipe.data))
     assert [*client.tasks] == ["masks"]
     assert len(client.train) + len(client.val) + len(client.test) == 12
 

@@ -220,7 +220,7 @@ def test_a_node_has_images_of_its_own(folder: Path) -> None:
     recipe = load(
         {"name": "t", "data": {**about, "tasks": tasks}, "partition": "own", "model": "small-cnn", "method": "fedavg"}
     )
-    _, client = own_data(0, {}, NodeConfig(client="south", data=recipe.data))
+    _, client = own_data(recipe, NodeConfig(client="south", data=recipe.data))
     assert [*client.tasks] == ["age", "grade"]
     assert (client.tasks["age"][0].mean, client.tasks["age"][0].std) == (50, 20)
     assert len(client.train) + len(client.val) + len(client.test) == 30

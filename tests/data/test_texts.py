@@ -222,7 +222,7 @@ def test_nodes_with_texts_of_their_own_need_one_list_of_words(tmp_path):
             data = {"name": "texts", "path": write(tmp_path / f"{client}.csv", rows), "split": "part", **more}
             recipe = load({"name": "t", "data": data, "partition": "own", "model": "transformer", "method": "fedavg"})
             config = NodeConfig(client=client, data=recipe.data)
-            dataset, who = own_data(recipe.seed, recipe.tasks, config)
+            dataset, who = own_data(recipe, config)
             at_node = build_at(recipe, config, dataset.tasks)
             assert at_node.module.encoder.embed.num_embeddings == dataset.signal.vocabulary
             found[client] = about(who, dataset)

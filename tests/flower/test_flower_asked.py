@@ -19,7 +19,7 @@ pytest.importorskip("flwr")
 
 from fedloom.engines.flower import client_app
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
-from fedloom.engines.flower.received import MOST
+from fedloom.engines.flower.node import MOST
 from fedloom.engines.flower.wire import RefusedError
 
 Homes = dict[int, dict[str, str]]

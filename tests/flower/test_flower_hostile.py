@@ -260,17 +260,11 @@ def hello(monkeypatch: pytest.MonkeyPatch, client: str, change: Callable[[dict[s
     """The node of a client changes what it reports."""
     honest = Node.hello
 
-    class Report(dict[str, Any]):
-        def model_dump(self, mode: str) -> dict[str, Any]:
-            return dict(self)
-
-    def answer(self: Node) -> Any:
-        told = honest(self)
-        if told is None or self.client != client:
-            return told
-        report = Report(told.model_dump(mode="json"))
-        change(report)
-        return report
+    def answer(self: Node, head: Any, tree: Any) -> Any:
+        report, numbers = honest(self, head, tree)
+        if report is not None and self.client == client:
+            change(report)
+        return report, numbers
 
     monkeypatch.setattr(Node, "hello", answer)
 

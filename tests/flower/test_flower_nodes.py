@@ -29,7 +29,7 @@ from fedloom.experiments.export.predict import inputs, of_files
 from fedloom.federation.rounds.federation import BuiltClient, Part
 from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks.labels import Classification
-from sites_support import SITES, Go, Server, events, recipe, trained
+from sites_support import SITES, Go, Server, configured, events, recipe, trained
 
 pytest.importorskip("flwr")
 
@@ -361,7 +361,7 @@ def test_a_run_goes_on_only_with_the_recipe_and_the_changes_that_it_began_with(
 ) -> None:
     def start(*own: str, changes: str = "") -> None:
         one, config = recipe("training.rounds=1", *own), {"folder": str(tmp_path / "run"), "changes": changes}
-        grid = LocalGrid(client_app(one), homes, config)
+        grid = configured(LocalGrid(client_app(one), homes), config)
         server_app(one)(grid, Context(1, 0, {}, RecordDict(), config))
 
     start(changes="seed=3")
@@ -398,7 +398,8 @@ def test_runs_with_other_settings_are_compared_on_validation_data_at_the_server(
         "c": "method=local",
     }.items():
         one, config = recipe("training.rounds=1"), {"folder": str(tmp_path / name), "changes": change}
-        server_app(one)(LocalGrid(client_app(one), homes, config), Context(1, 0, {}, RecordDict(), config))
+        grid = configured(LocalGrid(client_app(one), homes), config)
+        server_app(one)(grid, Context(1, 0, {}, RecordDict(), config))
     told = CliRunner().invoke(app, ["compare", *(str(tmp_path / name) for name in "abc"), "--split", "val"])
     assert told.exit_code == 0, told.output
     assert "fedavg [lr=0.001]" in told.output

@@ -17,7 +17,7 @@ from fedloom.errors import RecipeError
 from fedloom.federation.recipes.loader import dump
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.runs.track import verified
-from sites_support import Demand, make_homes, recipe
+from sites_support import Demand, configured, make_homes, recipe
 
 pytest.importorskip("flwr")
 
@@ -56,7 +56,7 @@ def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ask(sent: Path, homes: dict[int, dict[str, str]], changes: str = "") -> tuple[dict[str, int], dict[str, str]]:
     """(who joins, why others do not) of a run of this app."""
     # the server expects what the nodes run, so nodes refuse for no other reason
-    grid = LocalGrid(client_app(sent / "recipe.yaml"), homes, {"changes": changes})
+    grid = configured(LocalGrid(client_app(sent / "recipe.yaml"), homes), {"changes": changes})
     client_manager, why = ClientManager(grid, recipe_hash(recipe()), recipe().runtime.flower), dict[str, str]()
     client_manager.log = lambda event, fields: why.update({homes[fields["node"]]["home"]: fields["why"]})
     client_manager.meet()

@@ -177,9 +177,9 @@ def test_the_server_names_a_column_that_one_site_has_in_another_unit(folder: Pat
         reports = {}
         for config in homes(folder).values():
             one = NodeConfig.read(Path(config["home"]) / "node.yaml")
-            own = own_table(0, one)
+            own = own_table(load({**RECIPE, **MODEL}), one)
             assert own is not None
-            dataset, client = own_data(0, {}, one, own)
+            dataset, client = own_data(load({**RECIPE, **MODEL}), one, own)
             reports[one.client] = about(client, dataset, table=own.report)
         return build_from(load({**RECIPE, **MODEL}), reports).dataset.doubts
 
@@ -304,13 +304,13 @@ def test_a_code_for_missing_at_a_site_is_known_before_statistics_are_sent(folder
     config = NodeConfig.read(Path(homes(folder)[9]["home"]) / "node.yaml")
     table = pandas.read_csv(folder / "aachen.csv")
     table.assign(x=table.x.where(table.index % 7 > 0, 9999)).to_csv(folder / "aachen.csv", index=False)
-    dataset, _ = own_data(0, {}, config)
+    dataset, _ = own_data(load({**RECIPE, **MODEL}), config)
     assert [doubt.split(" found")[0] for doubt in dataset.doubts] == ["column 'x': cells with 9999"]
 
 
 def test_a_server_gets_no_column_that_the_site_left_out(folder: Path) -> None:
     config = NodeConfig.read(Path(homes(folder)[9]["home"]) / "node.yaml")
-    own = own_table(0, config)
+    own = own_table(load({**RECIPE, **MODEL}), config)
     assert own is not None
     fitted = together({"aachen": own.report})
     asked = fitted.model_copy(update={"inputs": (*fitted.inputs, Input(column="id", kind="number", indicator=True))})

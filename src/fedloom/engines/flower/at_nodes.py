@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -57,10 +57,8 @@ class ClientManager:
     """The nodes of the run of a recipe, named by its hash; `file` has the keys of a resumed run's clients."""
 
     def __init__(self, grid: Any, recipe: str, config: FlowerSettings, file: Path | None = None) -> None:
-        self.grid, self.hash = grid, recipe
-        self.retries = config.retries
-        self.listed = dict(config.keys)
-        self.keys = {**_read(file), **self.listed}
+        self.grid, self.hash, self.config = grid, recipe, config
+        self.keys = {**_read(file), **config.keys}
         self._file: Path | None = None
         self.ids: dict[str, int] = {}  # client -> the id of its node, which Flower draws anew
         self.reports: dict[str, NodeReport | None] = {}
@@ -129,7 +127,7 @@ class ClientManager:
             raise RefusedError(f"client {client!r} does not belong to this run")
         key = key_of(answer["meta"], nonce, client)
         if self.keys.get(client, key) != key:
-            first = "runtime.flower.keys lists" if client in self.listed else "a node of this name first showed"
+            first = "runtime.flower.keys lists" if client in self.config.keys else "a node of this name first showed"
             raise RefusedError(f"client {client!r}: {first} the key {self.keys[client]}, found {key}")
         if self.ids.get(client) in here:
             raise RefusedError(f"client {client!r} is already connected, as node {self.ids[client]}")
@@ -163,7 +161,7 @@ class ClientManager:
     def missing(self, known: Iterable[str] = ()) -> str:
         """Return who is not here, and why: nodes that were refused, and clients, `known` or listed, without a node."""
         here = self.there()
-        silent = sorted({*known, *self.listed} - here.keys())
+        silent = sorted({*known, *self.config.keys} - here.keys())
         refused = [f"at node {node}: {why}" for node, why in sorted(self._why.items())]
         # a node that was refused under a client's name tells about that client
         nobody = [name for name in silent if not any(f"client {name!r}" in why for why in self._why.values())]
@@ -178,7 +176,7 @@ class ClientManager:
         messages = {node: contents[client] for node, client in clients.items()}
         waiting: dict[str, int] = {}
         try:
-            for node, answer in self._exchange(kind, messages, seconds, waiting, self.retries):
+            for node, answer in self._exchange(kind, messages, seconds, waiting, self.config.retries):
                 yield clients[node], answer
         finally:
             self._open |= waiting
@@ -293,14 +291,11 @@ def _read(file: Path | None) -> dict[str, str]:
         raise StateError(f"{file} cannot be read: {error}") from error
 
 
-class AtNodes:
+class AtNodes(Executor):
     """An Executor that runs jobs at their clients' nodes. A client that fails leaves no result, and a log line."""
-
-    repeats: ClassVar[bool] = False
 
     def __init__(self, built: Built, nodes: ClientManager, run: str, deadline: float) -> None:
         self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline
-        self.config: FlowerSettings = built.recipe.runtime.flower
         own_data = built.recipe.data.name == "nodes"
         self.head = {
             "run": run,
@@ -327,9 +322,6 @@ class AtNodes:
         self.nodes.meet(self.built.federation.clients)
         yield from self._train([job for job in jobs if isinstance(job, TrainJob)], **options)
         yield from self._evaluate([job for job in jobs if isinstance(job, EvalJob)])
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to free."""
 
     def _content(self, client: str, round: int, tree: Any) -> Any:
         return encode(tree, {**self.head, "client": client, "round": round})
@@ -360,7 +352,7 @@ class AtNodes:
 
     def _few(self, round_: int, answered: int, asked: int) -> None:
         """Raise StateError where fewer clients answered than the recipe demands."""
-        least = min(self.config.min_clients, asked)
+        least = min(self.nodes.config.min_clients, asked)
         if answered < least:
             raise StateError(
                 f"round {round_}: {answered} of {asked} clients answered, expected at least {least} "
@@ -378,7 +370,7 @@ class AtNodes:
             contents[job.client] = self._content(job.client, round_, own)
         limits = {client: received.limit_of(self.built, client) for client in contents}
         splits = self.built.recipe.evaluation.splits if evaluate_trained else ()
-        enough = self.config.enough or len(jobs)
+        enough = self.nodes.config.enough or len(jobs)
         with closing(self._answers("train.fedloom", contents, round_, limits, received.payload_of)) as answers:
             for client, payload, numbers in answers:
                 answered += 1
@@ -405,11 +397,9 @@ class AtNodes:
             by_client.setdefault(job.client, []).append(job)
         contents = {}
         for client, mine in by_client.items():
-            asked = [
-                {k: value for k, value in vars(job).items() if k not in ("pool", "counted", "some")} for job in mine
-            ]
-            trees = [{**each, "message": message_tree(job.message)} for each, job in zip(asked, mine, strict=True)]
-            contents[client] = self._content(client, mine[0].round, {"jobs": trees})
+            trees = [{**vars(job), "message": message_tree(job.message)} for job in mine]
+            asked = [{k: v for k, v in tree.items() if k not in ("pool", "counted", "some")} for tree in trees]
+            contents[client] = self._content(client, mine[0].round, {"jobs": asked})
         if not contents:
             return
         for client, tree, numbers in self._answers("evaluate.fedloom", contents, jobs[0].round):
@@ -421,21 +411,19 @@ class AtNodes:
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
         """Do a round of clients and a server, or of peers."""
         self.nodes.log = now.log
-        after = self._round(built, executor, state, now)
+        if built.recipe.peers is None:
+            after = with_server(built, executor, state, now)
+        else:
+            self.nodes.meet(built.federation.clients)
+            names, participation = sorted(built.federation.clients), built.recipe.training.participation
+            members = cohort(names, participation, built.recipe.seed, now.number)
+            with now.ledger.phase("train and mix"):
+                peers = self._peers(state["peers"], names, members, now)
+            after = {**state, "round": now.number, "peers": peers}, members
         quiet = [done.client for done in now.done if "losses" in self.nodes.withheld.get(done.client, ())]
         if quiet:
             now.record(WITHHELD, {"what": "losses", "clients": sorted(quiet)})
         return after
-
-    def _round(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
-        if built.recipe.peers is None:
-            return with_server(built, executor, state, now)
-        self.nodes.meet(built.federation.clients)
-        names = sorted(built.federation.clients)
-        members = cohort(names, built.recipe.training.participation, built.recipe.seed, now.number)
-        with now.ledger.phase("train and mix"):
-            peers = self._peers(state["peers"], names, members, now)
-        return {**state, "round": now.number, "peers": peers}, members
 
     def _peers(self, states: State, names: list[str], members: Sequence[str], now: Round) -> State:
         """Carry messages between peers, turn by turn; a peer that does not answer is out for the rest of the round."""

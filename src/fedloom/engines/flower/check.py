@@ -118,7 +118,7 @@ def _node(app: Path, home: Path) -> str:
     if config.data is None:
         return f"client {config.client!r}, with its share of the recipe's data, {key}"
     recipe = load(_read(app)[1])
-    dataset, client = own_data(recipe.seed, recipe.tasks, config)
+    dataset, client = own_data(recipe, config)
     sizes = ", ".join(f"{len(client.part(split))} {split}" for split in ("train", "val", "test"))
     return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples, {key}" + "".join(
         f"; note: {doubt}" for doubt in dataset.doubts

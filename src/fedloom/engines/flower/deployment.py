@@ -36,6 +36,7 @@ from fedloom.core.settings.yaml import checked, to_yaml
 from fedloom.data.digits import digits
 from fedloom.engines.flower import QUIET
 from fedloom.engines.flower.nodes import NodeConfig
+from fedloom.engines.flower.relay import refuse
 from fedloom.engines.flower.wire import public_key
 from fedloom.engines.result import Result
 from fedloom.federation.recipes.loader import dump, load, read
@@ -180,8 +181,7 @@ def new(folder: Path, recipe: str, changes: Sequence[str] = (), publisher: str =
     """Write the app of a recipe into a new folder; returns its files. Raises UserError if the folder is not empty."""
     check_empty(folder)
     checked = load(recipe, [*changes, "runtime.engine=flower"])
-    if checked.training.stacked:
-        raise RecipeError("training.stacked: each node trains one client, so clients cannot be stacked")
+    refuse(checked)
     package = re.sub(r"\W", "_", folder.resolve().name.lower())
     package = package if package.isidentifier() else f"app_{package}"
     text = dump(checked)
@@ -258,10 +258,10 @@ class Deployment:
                 return file.parent
         raise UserError(f"the run has not finished; see the logs in {self.logs}")
 
-    def stop(self, name: str, kind: signal.Signals = signal.SIGTERM) -> None:
+    def stop(self, name: str) -> None:
         """End a process and all that it started."""
         process = self.processes.pop(name)
-        for each in (kind, signal.SIGKILL):
+        for each in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, each)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -27,7 +27,6 @@ from fedloom.engines.flower.node import client_app
 from fedloom.engines.flower.nodes import REPORTS, agreed, build_again, build_from
 from fedloom.engines.flower.relay import refuse, stub
 from fedloom.engines.flower.terms import Offer
-from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.progress import progress
@@ -48,15 +47,8 @@ _WITHOUT = "begins without some"
 def _at_nodes(recipe: Recipe) -> Recipe:
     """Return a recipe as nodes run it. Raises RecipeError where they cannot."""
     need("flwr.app", "flower")
-    recipe = recipe.at_nodes()
-    if recipe.training.stacked:
-        raise RecipeError("training.stacked: each node trains one client, so clients cannot be stacked")
-    refuse(recipe.peers)
-    if recipe.peers is not None and recipe.runtime.flower.enough is not None:
-        raise RecipeError(
-            "runtime.flower.enough: only for runs with a server, because peers wait for each other's messages"
-        )
-    return recipe
+    refuse(recipe)
+    return recipe.at_nodes()
 
 
 class Flower(Engine):
@@ -83,13 +75,13 @@ class Flower(Engine):
         nodes = self._nodes(built, folder)
         folder.audit = Audit(folder.path / AUDIT)
         private = built.recipe.privacy and built.recipe.privacy.model_dump(mode="json")
-        folder.audit.note("policy", recipe=nodes.hash, privacy=private, keys=nodes.listed)
+        folder.audit.note("policy", recipe=nodes.hash, privacy=private, keys=nodes.config.keys)
         nodes.audited(folder.audit)
         nodes.keep(folder.path / _KEYS)
         config, clients = built.recipe.runtime.flower, built.federation.clients
         self.at = AtNodes(built, nodes, _run_id(folder.path), config.deadline if self.in_time else 1e9)
         expected = min(config.nodes or len(clients), len(clients))
-        self._begin(nodes, nodes.wait(expected, config.wait, clients), expected, config, clients)
+        self._begin(nodes, nodes.wait(expected, config.wait, clients), expected, clients)
         if self.without:
             folder.later({"event": _WITHOUT, **self.without})
         yield self.at, self.at.advance
@@ -104,24 +96,16 @@ class Flower(Engine):
         grid = LocalGrid(client_app(built.recipe, built=built), configs)
         return ClientManager(grid, recipe_hash(built.recipe), built.recipe.runtime.flower, folder.path / _KEYS)
 
-    def _begin(
-        self,
-        nodes: ClientManager,
-        here: int,
-        expected: int,
-        config: FlowerSettings,
-        known: Iterable[str] = (),
-        out: str = "",
-    ) -> None:
+    def _begin(self, nodes: ClientManager, here: int, expected: int, known: Iterable[str] = (), out: str = "") -> None:
         """Begin with the connected nodes, and log the missing ones. Raises UserError where there are too few."""
         if here >= expected:
             return
         why = "; ".join(filter(None, [out, nodes.missing(known)]))
-        if here < (least := min(config.min_clients, expected)):
+        if here < (least := min(nodes.config.min_clients, expected)):
             raise UserError(
-                f"{here} of {expected} nodes reported within {config.wait:g} s (runtime.flower.wait), expected at "
-                "least "
-                f"{least} (min_clients). Connected: {', '.join(nodes.there()) or 'none'}. Absent: {why or 'others'}"
+                f"{here} of {expected} nodes reported within {nodes.config.wait:g} s (runtime.flower.wait), expected "
+                f"at least {least} (min_clients). Connected: {', '.join(nodes.there()) or 'none'}. Absent: "
+                f"{why or 'others'}"
             )
         self.without = {"here": here, "expected": expected, "why": why or "other nodes have not reported"}
         nodes.log(_WITHOUT, self.without)
@@ -166,7 +150,7 @@ class OverGrid(Flower):
         for client, why in left_out.items():
             self.nodes.log("client left out", {"client": client, "why": why})
         out = "; ".join(f"client {client!r}: {why}" for client, why in left_out.items())
-        self._begin(self.nodes, count, config.nodes, config, out=out)
+        self._begin(self.nodes, count, config.nodes, out=out)
         return build_from(recipe, self.reports)
 
     def _nodes(self, built: Built, folder: RunFolder) -> ClientManager:
@@ -238,15 +222,12 @@ def _run_id(folder: Path) -> str:
 class LocalGrid:
     """A Grid whose nodes (id -> config) are calls of a ClientApp, when an answer is pulled; `silent` never answer."""
 
-    def __init__(
-        self, app: Any, node_configs: Mapping[int, Mapping[str, Any]], run_config: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, app: Any, node_configs: Mapping[int, Mapping[str, Any]]) -> None:
         _identify()
         flwr = need("flwr.app", "flower")
         self.app = app
         self.contexts = {
-            node: flwr.Context(1, node, dict(config), flwr.RecordDict(), dict(run_config or {}))
-            for node, config in node_configs.items()
+            node: flwr.Context(1, node, dict(config), flwr.RecordDict(), {}) for node, config in node_configs.items()
         }
         self.silent: set[int] = set()
         self._waiting: dict[str, Any] = {}

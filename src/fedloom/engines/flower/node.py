@@ -31,7 +31,6 @@ from fedloom.engines.flower.nodes import (
     AT_NODE,
     AtNode,
     NodeConfig,
-    NodeReport,
     about,
     build_at,
     own_data,
@@ -63,6 +62,9 @@ _RUN = re.compile(r"[0-9a-f]{16}")
 _LOG = "the node's log says more"
 _UNFIT = f"the site's data or settings do not fit the run: {_LOG}"
 """The only words about an error of the site's own files that the server gets."""
+MOST = 3
+"""The number of different messages of one kind (training, a turn of a peer, evaluation) that a node answers in a round:
+one, and two more from a server that begins the round again with other answers, or that measures what takes long."""
 _STATISTICS = "statistics.json"  # the file in a node's home with what it sent of its table, with noise
 
 
@@ -115,11 +117,14 @@ class Node:
         """Return whether it states how many examples it has: of its own only where the method reads the number."""
         return "examples" not in self.withheld and (self.config.data is None or method.counts_examples)
 
-    def hello(self) -> NodeReport | None:
+    def hello(self, head: Mapping[str, Any], tree: Any) -> tuple[dict[str, Any] | None, Numbers]:
         """Return the node's report; None if it takes its share of the recipe's data."""
-        terms, recipe = self.config.terms, self.bench.recipe
+        terms, recipe, mine = self.config.terms, self.bench.recipe, recipe_hash(self.bench.recipe)
+        if head.get("recipe") != mine:
+            theirs = shown(head.get("recipe"))
+            raise RefusedError(f"recipe: the server's recipe has hash {theirs}, this node's has {mine}")
         if terms is not None:
-            self.audit.note("policy", recipe=recipe_hash(recipe), terms=terms.model_dump(mode="json"))
+            self.audit.note("policy", recipe=mine, terms=terms.model_dump(mode="json"))
             terms.agree(recipe)
         if self.config.data is not None and recipe.data.name != "nodes":
             raise RefusedError(
@@ -128,16 +133,18 @@ class Node:
             )
         method = method_of(recipe)
         agree_to_withhold(self.withheld, method, recipe.early_stopping is not None, recipe.peers)
-        if self.config.data is None:
-            return None
-        own, report = own_table(recipe.seed, self.config, recipe.privacy is not None), None
-        if own is not None:
-            agree_to_statistics(terms, self.withheld, recipe.privacy)
-            report = with_own_noise(own.report, recipe, self.config, self.home / _STATISTICS)
-            sent = {"columns": [*report.sent, *report.shares], "minimum": report.minimum}
-            self.audit.note("statistics", recipe=recipe_hash(recipe), **sent)
-        dataset, client = own_data(recipe.seed, recipe.tasks, self.config, own)
-        return about(client, dataset, self.counts(method), report)
+        answer = None
+        if self.config.data is not None:
+            own, report = own_table(recipe, self.config), None
+            if own is not None:
+                agree_to_statistics(terms, self.withheld, recipe.privacy)
+                report = with_own_noise(own.report, recipe, self.config, self.home / _STATISTICS)
+                sent = {"columns": [*report.sent, *report.shares], "minimum": report.minimum}
+                self.audit.note("statistics", recipe=mine, **sent)
+            dataset, client = own_data(recipe, self.config, own)
+            answer = about(client, dataset, self.counts(method), report).model_dump(mode="json")
+        self.audit.note("join", recipe=mine)
+        return answer, {}
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """Do the client's part of a round; the new state stays at the node."""
@@ -261,11 +268,20 @@ class Node:
         self._count(built, head, "train", tree, **({"models": ["trained"], "splits": [*splits]} if splits else {}))
 
     def _count(self, built: Built, head: Mapping[str, Any], what: str, tree: Any, **about: Any) -> None:
-        """Record a message of a round before it is answered. Raises RefusedError where enough were answered."""
-        entry = {"what": what, "run": str(head["run"]), "round": head["round"], "asked": checksum_of(tree)}
-        noised = built.deployed and built.terms is not None and built.terms.trust == "local"
-        received.agree_to_answer(self.audit.lines(), entry, anew=noised and what == "train")
-        self.audit.note(**entry, **about)
+        """Record a message of a round before it is answered. Raises RefusedError where MOST of its kind were answered.
+
+        The same message gets the same answer, so it counts once, unless noise is drawn anew for each answer.
+        """
+        kind = {"what": what, "run": str(head["run"]), "round": head["round"]}
+        before = [line.get("asked") for line in self.audit.lines() if kind.items() <= line.items()]
+        asked = checksum_of(tree)
+        noised = what == "train" and built.deployed and built.terms is not None and built.terms.trust == "local"
+        count = len(before) if noised else len({*before} - {asked})
+        if count >= MOST:
+            raise RefusedError(
+                f"round {head['round']}: this node has answered {count} messages to {what}, expected at most {MOST}"
+            )
+        self.audit.note(**kind, asked=asked, **about)
 
     def _at(self, head: Mapping[str, Any]) -> tuple[Built, Worker]:
         expect(head, client=self.client, recipe=recipe_hash(self.bench.recipe))
@@ -455,7 +471,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
 
         return handle
 
-    app.query("hello")(answer(_hello))
+    app.query("hello")(answer(Node.hello))
     app.query("export")(answer(Node.export))
     app.train("fedloom")(answer(Node.train))
     app.train("peer")(answer(Node.peer))
@@ -469,15 +485,6 @@ def accept(offer: Offer, terms: SitePolicy | None, audit: Audit) -> None:
     about = {"sha256": offer.sha256, "changes": [*offer.changes]}
     if not any(line["what"] == "recipe" and all(line.get(k) == v for k, v in about.items()) for line in audit.lines()):
         audit.note("recipe", **about, text=offer.text)
-
-
-def _hello(node: Node, head: Mapping[str, Any], tree: Any) -> tuple[Any, Mapping[str, float]]:
-    mine = recipe_hash(node.bench.recipe)
-    if head.get("recipe") != mine:
-        raise RefusedError(f"recipe: the server's recipe has hash {shown(head.get('recipe'))}, this node's has {mine}")
-    report = node.hello()
-    node.audit.note("join", recipe=mine)
-    return None if report is None else report.model_dump(mode="json"), {}
 
 
 def home_of(config: Mapping[str, Any]) -> Path:

@@ -20,7 +20,6 @@ from fedloom.core.settings.section import ClientId, Section
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import checked, section_of
 from fedloom.core.untrusted import shown
-from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.data.tables.preprocessing import Label, Noise, Preprocessing
@@ -28,7 +27,7 @@ from fedloom.data.tables.table import OwnTable, TableReport, far_off, together
 from fedloom.engines.flower.terms import SitePolicy
 from fedloom.federation.recipes.loader import read
 from fedloom.federation.recipes.schema import DataSection, Recipe, recipe_hash
-from fedloom.federation.rounds.build import assemble, method_of, with_options
+from fedloom.federation.rounds.build import assemble, load_data, method_of, with_options
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part, coded
 from fedloom.federation.rounds.measure import unmeasured
@@ -177,12 +176,12 @@ class Elsewhere:
         return np.broadcast_to(np.int64(-1), (self.count,))
 
 
-def own_table(seed: int, config: NodeConfig, private: bool = False) -> OwnTable | None:
-    """Read a node's table, where its inputs follow from what all nodes send; of a `private` run they send shares."""
+def own_table(recipe: Recipe, config: NodeConfig) -> OwnTable | None:
+    """Read a node's table, where its inputs follow from what all nodes send; of a private run they send shares."""
     section = config.data
     if section is None or section.name != "table" or section.arguments["preprocess"] != "federated":
         return None
-    return OwnTable.of(config.client, seed, section.arguments, private)
+    return OwnTable.of(config.client, recipe.seed, section.arguments, recipe.privacy is not None)
 
 
 def with_own_noise(report: TableReport, recipe: Recipe, config: NodeConfig, file: Path) -> TableReport:
@@ -204,26 +203,24 @@ def with_own_noise(report: TableReport, recipe: Recipe, config: NodeConfig, file
 
 
 def own_data(
-    seed: int,
-    changes: Mapping[str, Mapping[str, Any]],
-    config: NodeConfig,
-    own: OwnTable | None = None,
-    fitted: Preprocessing | None = None,
+    recipe: Recipe, config: NodeConfig, own: OwnTable | None = None, fitted: Preprocessing | None = None
 ) -> tuple[Dataset, BuiltClient]:
-    """Load a node's data set, with `changes` of its tasks' options, and the client that holds all of it.
+    """Load a node's data set, with the tasks' options that the recipe has, and the client that holds all of it.
 
     Its table is preprocessed as `fitted` (None: no inputs yet). Raises DataError for a task that the data set lacks.
     """
     assert config.data is not None
-    own = own or own_table(seed, config)
-    dataset = loaded(config.data.entry, seed, config.data.arguments) if own is None else own.dataset(fitted)
+    own = own or own_table(recipe, config)
+    dataset = load_data(config.data, recipe.seed) if own is None else own.dataset(fitted)
     known = {task.name: task for task in dataset.tasks}
-    options = {name: each for name, each in changes.items() if name in known}
+    options = {name: each for name, each in recipe.tasks.items() if name in known}
     known = {task.name: task for task in with_options(dataset, options).tasks}
     if dataset.deal is None:
-        everyone = PARTITIONERS["iid"].function(Pool.of(dataset), seed, clients=1, val_fraction=config.val_fraction)
+        everyone = PARTITIONERS["iid"].function(
+            Pool.of(dataset), recipe.seed, clients=1, val_fraction=config.val_fraction
+        )
     else:
-        everyone = dataset.deal(Pool.of(dataset), seed)
+        everyone = dataset.deal(Pool.of(dataset), recipe.seed)
     if len(everyone.shares) != 1:
         raise DataError(f"client {config.client!r}: its data are of {len(everyone.shares)} sites, expected one")
     share = everyone.shares[0]
@@ -477,7 +474,7 @@ def build_alone(recipe: Recipe, folder: Path) -> Built:
 
 def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...], fitted: Preprocessing | None = None) -> Built:
     """Build a recipe at a node with its own data; `tasks` and `fitted` are those of the whole federation."""
-    dataset, client = own_data(recipe.seed, recipe.tasks, config, fitted=fitted)
+    dataset, client = own_data(recipe, config, fitted=fitted)
     known = {task.name: task for task in tasks}
     client = replace(client, tasks={name: (known[name], weight) for name, (_, weight) in client.tasks.items()})
     federation = BuiltFederation(tasks, {client.id: client}, recipe.model.heads == "all")

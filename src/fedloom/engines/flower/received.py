@@ -299,9 +299,6 @@ def scores_of(prefix: str, numbers: Mapping[str, float], tasks: Mapping[str, Tas
     }
 
 
-MOST = 3
-"""The number of different messages of one kind (training, a turn of a peer, evaluation) that a node answers in a round:
-one, and two more from a server that begins the round again with other answers, or that measures what takes long."""
 _PERSONAL = {"global": False, "personal": True}
 """Name of a model -> whether an evaluation of it asks for the client's own."""
 
@@ -364,8 +361,7 @@ def read_state(tree: Mapping[str, Any]) -> dict[str, Any]:
     # the server also has a marker for each task, of which it sends one alone where that is wanted
     marker = {name: each for name, each in _mapping(tree["state"]).items() if name != "tasks"}
     node, task = {"node": Number(0, 1 << 53, whole=True)}, {"task": Text()} if "task" in marker else {}
-    read: dict[str, Any] = _read(Named({**node, **task} if marker else {}), marker)
-    return read
+    return _read(Named({**node, **task} if marker else {}), marker)
 
 
 @reading()
@@ -433,19 +429,3 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"expected fields, found {shown(value)}")
     return value
-
-
-def agree_to_answer(lines: Sequence[Mapping[str, Any]], asked: Mapping[str, Any], anew: bool) -> None:
-    """Raise RefusedError where a node has answered enough messages of a kind in a round, as its audit file says.
-
-    `asked` are the kind (`what`), the run, the round and the checksum (`asked`) of the next one. The same message gets
-    the same answer, so it counts once, unless noise is drawn `anew` for each answer.
-    """
-    alike = [line for line in lines if all(line.get(key) == asked[key] for key in ("what", "run", "round"))]
-    before = [line.get("asked") for line in alike]
-    count = len(before) if anew else len({*before} - {asked["asked"]})
-    if count >= MOST:
-        raise RefusedError(
-            f"round {asked['round']}: this node has answered {count} messages to {asked['what']}, expected at most "
-            f"{MOST}"
-        )

@@ -6,8 +6,9 @@ folder has the result of training and the received messages, and a turn first re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -20,11 +21,11 @@ from fedloom.engines.peers.community import Environment
 from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.rounds import community_of
 from fedloom.engines.peers.transport import Mailbox, as_tensor
-from fedloom.federation.recipes.schema import PeersSection
+from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import train_records
 from fedloom.federation.rounds.messages import Ledger, Payload
-from fedloom.federation.rounds.worker import Job, TrainDone, TrainJob, Worker
+from fedloom.federation.rounds.worker import TrainDone, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.folder import RunFolder
 
@@ -66,8 +67,8 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
     heard: list[bytes] = []
     sent: list[tuple[str, bytes]] = []
 
-    def log(event: str, fields: dict[str, Any]) -> None:
-        left.events.append((event, fields))
+    def log(*event: Any) -> None:
+        left.events.append(event)
 
     def record(kind: str, fields: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
         if not callable(fields):
@@ -75,13 +76,8 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
         elif job.turn == TURNS[-1] and built.recipe.runtime.diagnostics:
             left.records.append((kind, fields()))
 
-    def train(jobs: Iterable[TrainJob]) -> list[TrainDone]:
-        return [worker.train(each, job.evaluate_trained) for each in jobs]
-
-    def run(jobs: Iterable[Job]) -> list[Any]:
-        return [each.on(worker) for each in jobs]
-
-    env = Environment(train, run, left.ledger, log, record)
+    train = partial(map, partial(worker.train, evaluate_trained=job.evaluate_trained))
+    env = Environment(train, lambda jobs: [each.on(worker) for each in jobs], left.ledger, log, record)
     mailbox = Mailbox(job.client, built.layout.hash, lambda to, data: sent.append((to, data)), lambda: heard, log)
     peer = Peer(community.context.at(job.client), mailbox, before, env)
     begun = peer.begin(job.round)
@@ -114,11 +110,8 @@ def counted(counts: ByteCount) -> list[list[Any]]:
 
 def as_counts(values: Any) -> ByteCount:
     """Invert `counted`. Raises ValueError for anything else."""
-    counts: ByteCount = {}
-    for each in values:
-        role, task, count = _COUNT.read(each, Sender())
-        counts[role, task or None] = count
-    return counts
+    each = (_COUNT.read(value, Sender()) for value in values)
+    return {(role, task or None): count for role, task, count in each}
 
 
 def stub(marker: Mapping[str, Any]) -> State:
@@ -127,10 +120,16 @@ def stub(marker: Mapping[str, Any]) -> State:
     return {"server": nothing, "client": dict(marker)}
 
 
-def refuse(peers: PeersSection | None) -> None:
-    """Raise RecipeError for what only simulated peers can do."""
-    if peers is None:
+def refuse(recipe: Recipe) -> None:
+    """Raise RecipeError for what nodes cannot do, and for what only simulated peers can do."""
+    if recipe.training.stacked:
+        raise RecipeError("training.stacked: each node trains one client, so clients cannot be stacked")
+    if (peers := recipe.peers) is None:
         return
+    if recipe.runtime.flower.enough is not None:
+        raise RecipeError(
+            "runtime.flower.enough: only for runs with a server, because peers wait for each other's messages"
+        )
     for key, value, expected in (
         ("mode", peers.mode, "synchronous"),
         ("scenario", peers.scenario, None),

@@ -132,8 +132,7 @@ def checksum_of(tree: Any) -> str:
 
 def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     """Return a tensor's values; bfloat16, which numpy lacks, as its bits."""
-    values: np.ndarray[Any, Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return values
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _tensor(name: str, array: Any) -> Tensor:
