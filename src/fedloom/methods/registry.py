@@ -85,7 +85,7 @@ ADDONS = AddOns("add-on", "fedloom.addons", ("fedloom.methods.method:Method", "f
 """Functions (method, *, parameters) -> Method, and classes of stages."""
 
 Shared = Literal["everything", "encoder"]
-"""What a method's key `share` may name."""
+"""The values of a method's key `share`."""
 
 
 def sharing(share: Shared, name: str, stage: Any, *local: Any, **more: Any) -> Method:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import parent_process
 from typing import Any
 
 import torch
@@ -153,7 +152,7 @@ def as_multitask(model: Any, tasks: Sequence[Task], example: Tensor) -> MultiTas
         raise RecipeError("model: a module of torch.jit found, expected the torch.nn.Module that it was made from")
     module = copy.deepcopy(own.module)  # training must not change the user's
     answer = _passed(module, example, "model")
-    if parent_process() is None and _mixes(module, example, answer):  # workers build the same model once more
+    if _mixes(module, example, answer):
         advice = "give recurrent and attention layers batch_first=True, and batch norm its running statistics"
         found = "gives an example other outputs where the batch has other examples"
         warnings.warn(f"model: {type(module).__name__} {found}; {advice}", RunWarning, stacklevel=2)
