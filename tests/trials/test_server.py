@@ -25,8 +25,7 @@ from trials.test_nodes import spoilt
 pytest.importorskip("flwr")
 
 from fedloom.engines.flower import node as node_module
-from fedloom.engines.flower.node import message_tree
-from fedloom.engines.flower.received import MOST
+from fedloom.engines.flower.node import MOST, message_tree
 from fedloom.engines.flower.wire import RefusedError
 
 RUNS = {

@@ -165,11 +165,17 @@ class TensorExamples(Labelled):
         x = x.to(device, non_blocking=True)
         if x.dtype == torch.uint8:
             x = x.float().div_(255)
-        if (scale := normal(self, index)) is not None:
-            shaped = (each.float().view(*each.shape, *(1,) * (x.ndim - 2)) for each in scale)
-            mean, std = (each.to(x.device, non_blocking=True) for each in shaped)
-            x = (x - mean).div_(std)
+        if self.mean is not None and self.std is not None:
+            x = (x - self._scale(self.mean, index, x)).div_(self._scale(self.std, index, x))
         return x, self.columns(index, device, chosen)
+
+    def _scale(self, scale: Sequence[float] | Tensor, index: Tensor, x: Tensor) -> Tensor:
+        """Return a mean or a standard deviation in a shape that fits the batch `x`."""
+        values = torch.as_tensor(scale)
+        if values.ndim == 2:
+            assert self.domain is not None
+            values = values.index_select(0, self.domain.index_select(0, index))
+        return values.view(-1, values.shape[-1], *(1,) * (x.ndim - 2)).to(x.device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from fedloom.core.context import derive_seed
 from fedloom.core.disclosure import hidden, shown
 from fedloom.core.errors import DataError, RecipeError, first_of
 from fedloom.core.settings.section import PARTS as SECTIONS
-from fedloom.core.settings.section import BelowOne, Count, Section, client_name
+from fedloom.core.settings.section import BelowOne, Checked, Count, Section, client_name
 from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, alike, has_label, means_by, part_of, spread
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.files import Files, base_of, table_at
@@ -58,7 +58,7 @@ EVERYONE = "all"
 
 
 @dataclass(frozen=True)
-class RowSplit:
+class RowSplit(Checked):
     """The split of each site's rows, as keys of the data sets that take it."""
 
     test_fraction: TestFraction = 0.2
@@ -70,6 +70,7 @@ class RowSplit:
     split: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.split is not None and (self.time is not None or self.limit is not None):
             other = "data.limit" if self.time is None else "data.time"
             raise RecipeError(f"data.split names the rows for tests, and so does {other}: leave one of them out")
