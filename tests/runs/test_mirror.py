@@ -152,6 +152,16 @@ def test_a_run_that_goes_on_copies_nothing_over_the_files_of_others(tmp_path: Pa
     assert (tmp_path / "moved" / "run" / "run.json").read_bytes() == (path / "run.json").read_bytes()
 
 
+def test_a_recipe_that_was_edited_by_hand_is_no_other_run(tmp_path: Path) -> None:
+    path, other = with_mirror(tmp_path)
+    recipe = path / "recipe.yaml"
+    edited = re.sub(r"(?m)^  rounds: \d+$", "  rounds: 6", recipe.read_text())
+    assert edited != recipe.read_text()
+    recipe.write_text(edited)
+    assert fedloom.resume(path, accept_changes=True).run.rounds[-1]["round"] == 6
+    assert (other / "recipe.yaml").read_bytes() == recipe.read_bytes()
+
+
 def test_results_do_not_depend_on_a_mirror() -> None:
     assert recipe_hash(load_recipe("runtime.mirror=elsewhere")) == recipe_hash(load_recipe())
     old = load_recipe().model_dump(mode="json")
