@@ -180,7 +180,6 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     by_cell = recipes(grid)
     check_links(path for path in folder.glob("*") if not path.is_dir())
     same_family(grid, folder)
-    processes.prepare("pandas")  # without it a cell that trains a small table imports half of its time
     states = {cell: state_of(cell, recipe, folder) for cell, recipe in by_cell.items()}
     chosen = select(grid, only)
     of_data: dict[str, list[Cell]] = {}
@@ -525,6 +524,7 @@ def _child(function: Callable[..., None], *arguments: Any) -> None:
 def _spawn(function: Callable[..., None], *arguments: Any) -> tuple[Connection, Any]:
     """Return (pipe, process) of a new child."""
     here, there = multiprocessing.Pipe(duplex=False)
+    processes.prepare("pandas")  # without it a cell that trains a small table imports half of its time
     process = processes.start(_child, function, there, *arguments)
     there.close()
     return here, process

@@ -10,7 +10,6 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedloom.core.lazy import need
 from fedloom.core.machine import need_memory
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ def sheet(path: Path) -> pandas.DataFrame:
     sheets have cells, cells are merged, a formula has no result, or lines stand above the names."""
     import pandas
 
-    need("python_calamine", "excel")
     with zipfile.ZipFile(path) as archive:
         need_memory(8 * sum(part.file_size for part in archive.infolist()), str(path))
         for part in archive.infolist():

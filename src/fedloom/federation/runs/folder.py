@@ -482,10 +482,11 @@ class RunFolder:
         copy = self.mirror
         if copy is None or not any(checkpoint.needed(copy)):
             return
+        info = read_info(self.path)
         # of run.json, because the recipe beside it may have changes that are accepted only later
-        now = read_info(self.path).get("recipe") or recipe_of(self.path)
+        now = info.get("recipe") or recipe_of(self.path)
         was = recipe_of(copy) if (copy / "recipe.yaml").is_file() else {}
-        free = {key for change in self.changes for key in change["keys"]}
+        free = {key for change in info.get("changes", ()) for key in change["keys"]}
         keys = [key for key in differs("", was, now) if key not in free and not came_later(key, was, now)]
         other = sorted(key for key in keys if not key.startswith("runtime."))
         if not other and (copy / "partition.json").is_file():
