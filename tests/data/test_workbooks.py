@@ -90,7 +90,11 @@ def formula(book: Any) -> None:
 REFUSED: dict[str, tuple[list[list[Any]], Callable[[Any], object], str]] = {
     "nothing": ([], lambda book: None, "it is empty"),
     "names alone": ([NAMES], lambda book: None, "no row found"),
-    "two sheets": ([NAMES, *rows()], two_sheets, "sheets 'Sheet' and 'old' have cells, expected one such sheet"),
+    "a list of codes beside the table": (
+        [NAMES, *rows()],
+        two_sheets,
+        "sheet 'Sheet' has a column 'age', sheet 'old' has none; expected one",
+    ),
     "merged cells": ([NAMES, *rows()], merge, "cells are merged, so all but the first would be empty; unmerge"),
     "a formula that nobody computed": ([NAMES, *rows()], formula, "formulas without a result found; open the file"),
     "a title": ([["Patients"], NAMES, *rows()], lambda book: None, "has 1, a row below 5; remove rows above the names"),
@@ -103,6 +107,43 @@ def test_what_a_workbook_cannot_have(tmp_path: Path, case: str) -> None:
     lines, change, said = REFUSED[case]
     with pytest.raises(DataError, match=f"t.xlsx.*{said}"):
         read(save(tmp_path / "t.xlsx", lines, change), None)
+
+
+def test_a_sheet_for_each_site_is_a_folder_with_a_file_for_each(tmp_path: Path) -> None:
+    """Also with the columns in another order; a folder's workbook has one sheet with cells."""
+    names, lines = ["age", "grade", "ill"], [[row[1], i % 5, row[4]] for i, row in enumerate(rows())]
+
+    def sites(book: Any) -> None:
+        book.active.title = "Ulm"
+        for line in [names[::-1], *(line[::-1] for line in lines[:40])]:
+            book["Köln"].append(line) if "Köln" in book.sheetnames else book.create_sheet("Köln").append(line)
+        book.create_sheet("Bonn").append(names)
+
+    path = save(tmp_path / "sites.xlsx", [names, *lines], sites)
+    assert "sheet 'Bonn' is left out: it has no rows" in read(path, None).notes
+    assert read(path, "grade").site == "grade"
+    out = CliRunner().invoke(app, ["init", str(path), "--labels", "ill", "--out", str(tmp_path / "r.yaml")])
+    assert out.exit_code == 0, out.output
+    result = fl.run(tmp_path / "r.yaml", tmp_path / "run", overrides=["training.rounds=1"])
+    assert {*result.run.by_client()} == {"Köln", "Ulm"}
+    written = tmp_path / "p.csv"
+    out = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), str(path), "--out", str(written)])
+    assert out.exit_code == 0, out.output
+    assert pandas.read_csv(written).site.value_counts().to_dict() == {"Ulm": 60, "Köln": 40}
+    with pytest.raises(DataError, match=r"sites.xlsx: sheets 'Ulm' and 'Köln' have cells, expected one such sheet"):
+        read(tmp_path, None)
+
+
+def test_a_stata_file_is_a_table_with_its_labels(tmp_path: Path) -> None:
+    frame = pandas.DataFrame(rows(), columns=NAMES).drop(columns="at").astype({"ill": "category"})
+    frame.to_stata(tmp_path / "t.dta", write_index=False, version=118)
+    found = read(tmp_path / "t.dta", "site").frame
+    assert found.ill.tolist() == frame.ill.tolist()
+    assert (found.since.dtype.kind, [*found]) == ("M", [*frame])
+    pandas.testing.assert_series_equal(found.age, frame.age)
+    (tmp_path / "u.dta").write_bytes((tmp_path / "t.dta").read_bytes()[:900])
+    with pytest.raises(DataError, match="u.dta cannot be read as a Stata file"):
+        read(tmp_path / "u.dta", None)
 
 
 def test_a_file_that_is_none_and_an_old_one_are_refused(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ Parameters = Annotated[list[str] | None, argument("Its parameters, for example c
 
 def init(
     data: Annotated[
-        Path | None, argument("A table (.csv, .gz, .xz, .xlsx, .parquet), a folder of images, or an .npz.", "DATA")
+        Path | None,
+        argument("A table (.csv, .gz, .xz, .xlsx, .dta, .parquet), a folder of images, or an .npz.", "DATA"),
     ] = None,
     labels: Annotated[
         str | None,

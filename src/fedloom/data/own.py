@@ -215,8 +215,8 @@ class Federation:
     ) -> Federation:
         """Make a client of each site of a table.
 
-        source      a pandas.DataFrame; a CSV (also .gz, .xz), .xlsx or Parquet file; a folder with a file for each site
-        site        the column of a row's site; without it a folder's files are the sites
+        source      a pandas.DataFrame; a CSV (also .gz, .xz), .xlsx, Stata or Parquet file, or a folder of them
+        site        the column of a row's site; without it each file of a folder, or sheet of a workbook, is one
         tasks       columns, a task each, or {column: fl.task(...)}, or {task: fl.task(kind="multilabel",
                     columns=[...])}; empty cells are no label
         features    the columns that are inputs, or globs; by default all others that pass the checks. A warning names

@@ -1,5 +1,5 @@
-"""Tables as pandas reads them: CSV, Parquet, Excel, data frames and folders with a file for each site. Their cells are
-numbers and texts."""
+"""Tables as pandas reads them: CSV, Parquet, Excel, Stata, data frames and folders with a file for each site. Their
+cells are numbers and texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 from fedloom.core.errors import DataError, choices, ending, parsing
 from fedloom.core.lazy import need
 from fedloom.data.prepare import PARTS, Array, need_room, opener
-from fedloom.data.tables.workbook import different, names_of, sheet
+from fedloom.data.tables.workbook import different, names_of, sheets
 
 if TYPE_CHECKING:
     import pandas
@@ -30,8 +30,8 @@ Code = str | int | float
 CODES_FOR_MISSING = (-9, -99, -999, -9999, 999, 9999, 99999)
 """Numbers that are often written for a missing value."""
 TEXTS = "texts are classes of a label (classification, or ordinal with its classes in order) or categories of an input"
-ENDS = ".csv, .csv.gz, .csv.xz, .tsv, .xlsx or .parquet"
-_NAMES = re.compile(r"(.+)\.((csv|tsv)(\.gz|\.xz)?|parquet|xlsx)", re.IGNORECASE)
+ENDS = ".csv, .csv.gz, .csv.xz, .tsv, .dta, .xlsx or .parquet"
+_NAMES = re.compile(r"(.+)\.((csv|tsv)(\.gz|\.xz)?|parquet|xlsx|dta)", re.IGNORECASE)
 _MISSING = ("", "NA", "NaN", "nan")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
@@ -104,7 +104,11 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
-        frame, site, notes, unclear = _folder(path, site) if path.is_dir() else (_file(path), site, (), {})
+        parts = _folder(path) if path.is_dir() else _file(path)
+        if path.is_dir() or len(parts) > 1:
+            frame, site, notes, unclear = _joined(path, parts, site)
+        else:
+            (frame,) = parts.values()
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
     for name in frame.columns:
@@ -124,20 +128,33 @@ def _is_cell(cell: Any) -> bool:
     return plain or cell.__class__.__module__[:6] == "pandas"
 
 
-def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[str, ...], dict[str, str]]:
-    """Return the rows of all files of a folder, the column of the sites, notes about files without rows, and columns
-    whose commas cannot be read, with the reason."""
-    import pandas
-
+def _folder(path: Path) -> dict[str, pandas.DataFrame]:
+    """Return the table of each file of a folder, by the file's name without its ending."""
     if not (files := _tables_in(path)):
-        raise DataError(f"{path}: no table found in the folder, expected a .csv, .xlsx or .parquet file for each site")
-    frames, whose = dict[str, pandas.DataFrame](), dict[str, Path]()
+        raise DataError(f"{path}: no table found in the folder, expected a file for each site that ends in {ENDS}")
+    frames: dict[str, pandas.DataFrame] = {}
+    whose: dict[str, Path] = {}
     for file in files:
         name = _NAMES.sub(r"\1", file.name)
         if name in whose:
             alike = f"files {whose[name].name!r} and {file.name!r} would both be site {name!r}"
             raise DataError(f"{path}: {alike}; rename one, or remove it if it is a copy")
-        frames[name], whose[name] = _file(file), file
+        (first, frames[name]), *others = _file(file).items()
+        if others:
+            both = f"sheets {first!r} and {others[0][0]!r} have cells"
+            raise DataError(f"{file}: {both}, expected one such sheet in each workbook of a folder")
+        whose[name] = file
+    return frames
+
+
+def _joined(
+    path: Path, frames: dict[str, pandas.DataFrame], site: str | None
+) -> tuple[pandas.DataFrame, str, tuple[str, ...], dict[str, str]]:
+    """Return the rows of all files of a folder, or sheets of a workbook, the column of the sites, notes about those
+    without rows, and columns whose commas cannot be read, with the reason."""
+    import pandas
+
+    what = "file" if path.is_dir() else "sheet"
     folded: dict[str, tuple[str, str]] = {}
     for name, one in frames.items():
         for column in one.columns:
@@ -147,17 +164,19 @@ def _folder(path: Path, site: str | None) -> tuple[pandas.DataFrame, str, tuple[
                 raise DataError(f"{path}: {found}; write them alike if they are one column, else rename one")
     named = [name for name, one in frames.items() if SITE in one.columns]
     if site is None and named:
-        advice = "so the file names are not used as sites: name the column of the sites"
+        advice = f"so the {what} names are not used as sites: name the column of the sites"
         raise DataError(f"{path}, {named[0]}: has a column {SITE!r}, {advice}")
     if site is None or (site == SITE and not named):
         site = SITE
         frames = {name: one.assign(**{SITE: name}) for name, one in frames.items()}
-    notes = tuple(f"file {name!r} is left out: it has no rows" for name, one in frames.items() if not len(one))
+    notes = tuple(f"{what} {name!r} is left out: it has no rows" for name, one in frames.items() if not len(one))
     if parts := [name for name in frames if name.lower() in PARTS]:  # test rows would be trained on
-        found = f"files {', '.join(parts)} found, which are parts of a split"
+        found = f"{what}s {', '.join(parts)} found, which are parts of a split"
         if site == SITE and not named:
-            advice = "put all rows into one file; each site's rows are split anew, by data.test_fraction or data.time"
-            raise DataError(f"{path}: {found}, expected a file for each site; {advice}")
+            advice = (
+                f"put all rows into one {what}; each site's rows are split anew, by data.test_fraction or data.time"
+            )
+            raise DataError(f"{path}: {found}, expected a {what} for each site; {advice}")
         notes = (*notes, f"{found}: their rows are joined, and each site's rows are split anew")
     rows = pandas.concat(frames.values(), ignore_index=True)
     texts = [name for name in rows.columns if rows[name].dtype.kind == "O"]
@@ -180,7 +199,8 @@ def _commas(column: str, frames: Mapping[str, pandas.DataFrame]) -> str:
     return f"{forms} of a form such as 1000,0 at {decimal}; write numbers alike at all sites, or leave the column out"
 
 
-def _file(path: Path) -> pandas.DataFrame:
+def _file(path: Path) -> dict[str, pandas.DataFrame]:
+    """Return the table of a file; of a workbook the table of each sheet, by its name."""
     import pandas
 
     if not path.is_file():
@@ -190,17 +210,20 @@ def _file(path: Path) -> pandas.DataFrame:
     if ending(path) == "parquet":
         need("pyarrow", "data")
         with parsing(f"{path} cannot be read as a Parquet file"):
-            return pandas.read_parquet(path).rename(columns=str)
+            return {"": pandas.read_parquet(path).rename(columns=str)}
     if ending(path) == "xlsx":
         need("python_calamine", "excel")
         with parsing(f"{path} cannot be read as an Excel workbook"):
-            return sheet(path)
+            return sheets(path)
     need_room(path, 8)
+    if ending(path) == "dta":
+        with parsing(f"{path} cannot be read as a Stata file"):
+            return {"": pandas.read_stata(path)}
     with parsing(f"{path} cannot be read as a .csv file"):
         names, separator, skipped = _head(path)
         plain: dict[str, Any] = {"index_col": False, "encoding": "utf-8-sig", "low_memory": False}
         cells: dict[str, Any] = {"na_values": list(_MISSING), "keep_default_na": False, "skipinitialspace": True}
-        return pandas.read_csv(path, sep=separator, header=0, skiprows=skipped, names=names, **plain, **cells)
+        return {"": pandas.read_csv(path, sep=separator, header=0, skiprows=skipped, names=names, **plain, **cells)}
 
 
 def _head(path: Path) -> tuple[list[str], str, int]:

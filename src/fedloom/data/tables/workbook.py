@@ -39,33 +39,41 @@ def different(names: list[str]) -> list[str]:
     return names
 
 
-def sheet(path: Path) -> pandas.DataFrame:
-    """Read the only sheet that has cells; the first row with cells names the columns. Raises ValueError where two
-    sheets have cells, cells are merged, a formula has no result, or lines stand above the names."""
+def sheets(path: Path) -> dict[str, pandas.DataFrame]:
+    """Read the sheets that have cells, by their names; the first row with cells names the columns. Raises ValueError
+    where sheets have other columns, cells are merged, a formula has no result, or lines stand above the names."""
     import pandas
 
     with zipfile.ZipFile(path) as archive:
         need_memory(8 * sum(part.file_size for part in archive.infolist()), str(path))
         for part in archive.infolist():
             _check(archive.read(part))
-    sheets = pandas.read_excel(
+    found = pandas.read_excel(
         path, sheet_name=None, header=None, dtype=object, keep_default_na=False, engine="calamine"
     )
-    full = {name: cells.map(_value).dropna(how="all") for name, cells in sheets.items()}
-    found = {name: cells for name, cells in full.items() if len(cells)}
-    if not found:
+    full = {str(name): cells.map(_value).dropna(how="all") for name, cells in found.items()}
+    tables = {name: _named(cells) for name, cells in full.items() if len(cells)}
+    if not tables:
         raise ValueError("it is empty")
-    if len(found) > 1:
-        both = " and ".join(map(repr, [*found][:2]))
-        raise ValueError(f"sheets {both} have cells, expected one such sheet; save each as a file of its own")
-    (cells,) = found.values()
+    (first, one), *others = tables.items()
+    for name, other in others:
+        for column in one.columns.symmetric_difference(other.columns, sort=False):
+            has, lacks = (first, name) if column in one else (name, first)
+            raise ValueError(
+                f"sheet {has!r} has a column {column!r}, sheet {lacks!r} has none; expected one sheet with cells, or a "
+                "sheet with the same columns for each site"
+            )
+    return tables
+
+
+def _named(cells: pandas.DataFrame) -> pandas.DataFrame:
     head, body = cells.iloc[0], cells.iloc[1:]
     few, most = head.count(), max(body.count(axis=1), default=0)
     if few < most - 1:  # pandas leaves its index without a name
         raise ValueError(
             f"the first row with cells has {few}, a row below {most}; remove rows above the names, and name each column"
         )
-    frame = body.set_axis(names_of("" if pandas.isna(cell) else cell for cell in head), axis=1)
+    frame = body.set_axis(names_of("" if cell is None or cell != cell else cell for cell in head), axis=1)
     return frame.loc[:, (head.notna() | body.notna().any()).to_numpy()].infer_objects()
 
 

@@ -20,6 +20,7 @@ from fedloom.data.prepare import PARTS, SPLITS, Array, Store
 from fedloom.data.tables.columns import Draft
 from fedloom.data.tables.files import IMAGES
 from fedloom.data.tables.images import ImageDraft
+from fedloom.data.tables.read import ENDS
 from fedloom.models.signal import Kind, Signal
 
 _SIZE = 64  # images of a folder are resized to so many pixels a side, which the small CNN is for
@@ -69,8 +70,8 @@ def look(path: Path) -> Found:
     if path.is_dir() and not any(path.glob("*.npy")):
         return _folder(path)
     if path.suffix != ".npz" and not path.is_dir():
-        kinds = "a folder of images, a .npz file or a table (.csv, .gz, .xz, .xlsx, .parquet)"
-        raise DataError(f"{path}: expected {kinds}; save a spreadsheet as CSV in UTF-8 or as .xlsx")
+        kinds = "a folder of images, a .npz file or a table"
+        raise DataError(f"{path}: expected {kinds} ({ENDS}); save a spreadsheet as CSV in UTF-8 or as .xlsx")
     arrays, others = {}, {}
     store = Store(path.expanduser())
     for key in store.keys:
