@@ -42,6 +42,7 @@ from fedloom.data.tables.read import Column, Table, read
 from fedloom.data.tables.table import RowSplit, TableReport, rows_of
 from fedloom.errors import DataError, RecipeError, UserError
 from fedloom.experiments.export.bundle import Bundle, export
+from fedloom.experiments.export.predict import of_table
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks import labels as scores
@@ -935,3 +936,29 @@ def test_own_linear_models_are_as_good_as_others_found(
             found.setdefault(method, []).append(np.mean([values[task]["auc"] for task in reference]))
     means = np.array([np.mean(found["local"]), np.mean(found["centralised"])])
     assert np.abs(means - np.mean([*reference.values()], 0)).max() < 0.02, means
+
+
+def test_columns_are_renamed_where_a_file_has_them(tmp_path: Path) -> None:
+    """A recipe's names are those of all sites; predict takes files with either names."""
+    for site, names in {"ulm": "Alter;krank", "bonn": "age;ill"}.items():
+        lines = (f"{i % 17};{int(i % 17 > 8)}" for i in range(60))
+        (tmp_path / "sites" / f"{site}.csv").parent.mkdir(exist_ok=True)
+        (tmp_path / "sites" / f"{site}.csv").write_text("\n".join([names, *lines]))
+    recipe, names = tmp_path / "r.yaml", "Alter=age, krank=ill"
+    words = ["init", tmp_path / "sites", "--labels", "ill", "--features", "age", "--rename", names, "--out", recipe]
+    out = CliRunner().invoke(app, [*map(str, words)])
+    assert out.exit_code == 0, out.output
+    assert yaml.safe_load(recipe.read_text())["data"]["rename"] == {"Alter": "age", "krank": "ill"}
+    run = fl.run(recipe, tmp_path / "run", overrides=["training.rounds=1"]).folder
+    found = [of_table(run, tmp_path / "sites" / f"{site}.csv", "ulm") for site in ("ulm", "bonn")]
+    pandas.testing.assert_frame_equal(*found)
+    table = read(tmp_path / "sites", None, rename={"Alter": "age", "krank": "ill"})
+    assert [*table.frame] == ["age", "ill", "site"]
+    for rename, said in {
+        "Altr": r"sites: no column 'Altr' to rename. Did you mean 'Alter'",
+        "ill": r"sites, bonn cannot be read \(columns 1 and 2 are all named 'age'",
+    }.items():
+        with pytest.raises(DataError, match=said):
+            read(tmp_path / "sites", None, rename={rename: "age" if rename == "ill" else "years"})
+    out = CliRunner().invoke(app, [*map(str, words[:6]), "--rename", "Alter"])
+    assert "--rename: 'Alter' found, expected NAME=NEW" in str(out.exception)

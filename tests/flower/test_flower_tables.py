@@ -111,6 +111,25 @@ def test_a_site_without_a_task_predicts_its_own_with_its_run(folder: Path, tmp_p
     assert [*mine] == ["ill", "p(ill=0)", "p(ill=1)"]
 
 
+def test_a_site_whose_columns_have_other_names(folder: Path, tmp_path: Path) -> None:
+    """It says so in its node.yaml, sends the names that all agree on, and predicts its file as it is."""
+    whole = over_nodes(folder, tmp_path / "whole")
+    configs = homes(folder)
+    file, own, agreed = folder.parent / "nodes/aachen/node.yaml", folder / "aachen.csv", tmp_path / "agreed.csv"
+    node = yaml.safe_load(file.read_text())
+    node["data"]["rename"] = {"Alter": "x", "krank": "ill"}
+    file.write_text(yaml.safe_dump(node, sort_keys=False))
+    own.rename(agreed)
+    own.write_text(agreed.read_text().replace("x,kind,ill", "Alter,kind,krank", 1))
+    recipe, out = load({**RECIPE, **MODEL}), tmp_path / "there"
+    there = run(recipe, out, engine=OverGrid(LocalGrid(client_app(recipe), configs), out))
+    assert (there.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert "Alter" not in (there.folder / "run.json").read_text()
+    mine = max((folder.parent / "nodes" / "aachen" / "runs").iterdir(), key=lambda run: run.stat().st_mtime)
+    for file in (own, agreed):
+        pandas.testing.assert_frame_equal(of_table(mine, file), of_table(whole.folder, agreed))
+
+
 def test_one_sites_section_serves_all_and_the_run_predicts(folder: Path, tmp_path: Path) -> None:
     """`fedloom init` at one site writes it; another site has no value of an input, and keeps its file's path."""
     home = tmp_path / "bonn.yaml"

@@ -25,6 +25,7 @@ NameArgument = Annotated[
 ]
 Names = Annotated[str | None, option("Use exactly these columns or globs as inputs.", "NAME,...")]
 Missing = Annotated[str | None, option("Cells that mean missing, such as -9 or '?'.", "CODE,...")]
+Rename = Annotated[str | None, option("Columns that are to have another name.", "NAME=NEW,...")]
 METHOD, ROUNDS = "Which method (see `fedloom methods`)", "How many rounds"
 """Questions of `init`."""
 Parameters = Annotated[list[str] | None, argument("Its parameters, for example count=20 setting=weak.", "KEY=VALUE...")]
@@ -54,6 +55,7 @@ def init(
     features: Names = None,
     leave_out: Annotated[str | None, option("Columns or globs that are not inputs.", "NAME,...")] = None,
     missing: Missing = None,
+    rename: Rename = None,
     images: Annotated[
         Path | None, option("The folder of the images that a column of the table names.", "DIR", file_okay=False)
     ] = None,
@@ -74,11 +76,12 @@ def init(
     path = Path(_ask(None if data is None else str(data), "Your data: a table, a folder of images or an .npz", ""))
     if is_table_at(path):
         named = {"features": _listed(features), "leave_out": _listed(leave_out) or []}
-        settings: dict[str, Any] = {**named, "missing": codes(missing), "mode": preprocess}
-        recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, images, settings)
+        settings: dict[str, Any] = {**named, "mode": preprocess}
+        cells = codes(missing), renamed(rename)
+        recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, images, cells, settings)
     else:
-        options = {"features": features, "leave-out": leave_out, "missing": missing, "metric": metric, "images": images}
-        for option, value in options.items():
+        options = {"features": features, "leave-out": leave_out, "missing": missing, "rename": rename}
+        for option, value in {**options, "metric": metric, "images": images}.items():
             if value is not None:
                 raise UserError(f"--{option} is only for tables, and {path} is not a table: leave it out")
         source = look(path)
@@ -115,6 +118,7 @@ def _of_table(
     rounds: int | None,
     metric: str | None,
     images: Path | None,
+    cells: tuple[list[str | int | float], dict[str, str]],
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     """Look at a table, print what its columns are, and return its recipe."""
@@ -125,7 +129,7 @@ def _of_table(
     from fedloom.federation.recipes.draft import draft_of_table
 
     site = None if clients is None or clients.isdigit() else clients
-    table = table_at(path, site, settings["missing"])
+    table = table_at(path, site, *cells)
     maps = [] if is_table(path) else maps_in(table)
     labels = labels or ",".join(f'"{name}"' if "," in name else name for name in maps) or None
     names = ", ".join(map(str, table.frame.columns))
@@ -137,7 +141,7 @@ def _of_table(
         held = _ask(clients, "The column that names the client of each row, or the number of clients", "5")
     tasks = {name: known if metric is None else {**known, "metric": metric} for name, known in wanted.items()}
     if held and not held.isdigit() and held != site:
-        site, table = held, table_at(path, held, settings["missing"])
+        site, table = held, table_at(path, held, *cells)
     chosen = settings["features"], settings["leave_out"]
     plan = draft_of_images(table, path, tasks, images, *chosen) or draft(table, tasks, site, **settings)
     for line in plan.lines():
@@ -182,6 +186,17 @@ def codes(text: str | None) -> list[str | int | float]:
 
     cells = [(text, number_of(text)) for text in _listed(text) or ()]
     return [name if number is None else int(number) if number.is_integer() else number for name, number in cells]
+
+
+def renamed(text: str | None) -> dict[str, str]:
+    """Return the new names of columns. Raises UserError for what is not NAME=NEW."""
+    new: dict[str, str] = {}
+    for each in _listed(text) or ():
+        name, _, wanted = map(str.strip, each.partition("="))
+        if not (name and wanted):
+            raise UserError(f"--rename: {each!r} found, expected NAME=NEW")
+        new[name] = wanted
+    return new
 
 
 def _ask(given: Answer | None, question: str, guess: Answer) -> Answer:
@@ -252,6 +267,7 @@ def statistics(
         str | None, option("The column that names the site of each row (only for a table).", "NAME")
     ] = None,
     missing: Missing = None,
+    rename: Rename = None,
     minimum: Annotated[int, option("Hide counts below this number.", min=1)] = 5,
     as_json: shared.Json = False,
 ) -> None:
@@ -264,10 +280,10 @@ def statistics(
             raise UserError("statistics: --labels is missing, expected the columns to predict")
         from fedloom.data.tables.columns import draft
 
-        table = read(file, clients, codes(missing))
+        table = read(file, clients, codes(missing), renamed(rename))
         plan = draft(table, _tasks(labels, [*map(str, table.frame)]))
         about: dict[str, Any] = {"inputs": plan.inputs, "tasks": plan.tasks, "path": str(file)}
-        about |= {"site": plan.table.site, "missing": plan.table.missing}
+        about |= {"site": plan.table.site, "missing": plan.table.missing, "rename": plan.table.rename}
     else:
         from fedloom.federation.recipes.loader import load
 

@@ -73,6 +73,7 @@ def texts(
     labels: Annotated[dict[str, str], Field(min_length=1)] | None = None,
     classes: dict[str, Classes] | None = None,
     missing: list[Code] | None = None,
+    rename: dict[str, str] | None = None,
     domain: str | None = None,
     split: str | None = None,
     test_fraction: TestFraction | None = None,
@@ -86,9 +87,10 @@ def texts(
     `text` and `labels` (task -> column; default: task `topic`, column `topic`) are columns. Classes are the different
     values of a column, numbers by size and then texts by the alphabet. `classes` ({task: [names]}) states all of them
     in their order: sites that lack some then number them alike. A cell that is empty, NA, NaN or one of `missing` is no
-    label. The column `domain` says where a text is from, such as a person or a site; in a folder, without one, the
-    files' names do. The column `split` holds `train` or `test`; without it, the share `test_fraction` (stratified by
-    the first task and the domain; default 0.2) becomes the test part.
+    label. `rename` is {a column's name in the file: its name here}. The column `domain` says where a text is from, such
+    as a person or a site; in a folder, without one, the files' names do. The column `split` holds `train` or `test`;
+    without it, the share `test_fraction` (stratified by the first task and the domain; default 0.2) becomes the test
+    part.
 
     Words are letters and digits, in lower case; a text is its first `length` words. The vocabulary is the most frequent
     words of the train part, of all clients, ties in alphabetical order: `vocabulary` tokens, of which 0 fills up and 1
@@ -108,7 +110,7 @@ def texts(
         if task not in columns:
             raise RecipeError(f"texts: classes of {task!r} found, which is no task.{choices('Tasks', task, columns)}")
         prepare.no_repeats("texts", f"task {task!r}: class", listed)
-    table = read(path, domain, missing or ())
+    table = read(path, domain, missing or (), rename)
     where = table.where
     names = {task: _classes(table.column(column), stated.get(task)) for task, column in columns.items()}
     known = {task: table.column(column).coded(names[task])[0] for task, column in columns.items()}

@@ -72,7 +72,7 @@ class Draft:
         """The keys of a recipe's section `data`."""
         section: dict[str, Any] = {"site": self.table.site, "tasks": stated(self.tasks), "inputs": dict(self.inputs)}
         section |= {"left_out": self.stored, "missing": list(self.table.missing), "preprocess": self.mode}
-        section |= {"split": self.split}
+        section |= {"split": self.split, "rename": dict(self.table.rename)}
         return {key: value for key, value in section.items() if value not in (None, {}, [], "federated")}
 
     @property

@@ -268,7 +268,9 @@ def maps_in(table: Table) -> list[str]:
     return [name for name in others if name not in AROUND]
 
 
-def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Table:
+def table_at(
+    path: Path, site: str | None, missing: Sequence[Code] = (), rename: Mapping[str, str] | None = None
+) -> Table:
     """Read a table; folders of images and of their maps (see `image_table`) are one, too."""
     import pandas
 
@@ -276,7 +278,7 @@ def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Tabl
         if path.is_dir() and not tables.is_table(path):
             expected = f"expected one, or a folder of images ({', '.join(IMAGES)}) and a folder of masks beside it"
             raise DataError(f"{path}: no table found, {expected}, with files of the same names")
-        return tables.read(path, site, missing)
+        return tables.read(path, site, missing, rename)
     places = [folder.parent for folder, _, _ in groups]
     around = [place.relative_to(path).parts for place in places]
     if len(depths := {len(parts) for parts in around}) > 1:
@@ -319,7 +321,7 @@ def table_at(path: Path, site: str | None, missing: Sequence[Code] = ()) -> Tabl
                 notes.append(f"{folder.parent / name}: {len(strays)} files are of no image, such as {strays[0]}")
     frame = pandas.DataFrame(rows)
     own_site = SITE if site is None and SITE in frame else site
-    return replace(tables.read(frame, own_site, missing), where=str(path), notes=tuple(notes))
+    return replace(tables.read(frame, own_site, missing, rename), where=str(path), notes=tuple(notes))
 
 
 def _tree(folder: Path, images: Tree | None = None) -> Tree:

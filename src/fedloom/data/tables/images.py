@@ -50,6 +50,7 @@ def image_table(
     root: str | None = None,
     site: str | None = None,
     missing: list[Code] | None = None,
+    rename: dict[str, str] | None = None,
     size: Side = 128,
     fit: Fit = "stretch",
     pad: Pad = 4,
@@ -63,7 +64,7 @@ def image_table(
     masks, whose files have the names of the images, perhaps with more after "_", "-" or "."; around them may be folders
     of sites, of train, val and test, or of both. Its columns are these folders, `site` and `split`.
 
-    `tasks`, `site`, `missing`, `test_fraction`, `val_fraction`, `limit`, `least`, `group`, `time` and
+    `tasks`, `site`, `missing`, `rename`, `test_fraction`, `val_fraction`, `limit`, `least`, `group`, `time` and
     `split` are as in `table`: labels may be classes, ordered ones, numbers or several yes or no, and a row may lack
     some; rows with the same cell in `group`, such as the images of a patient, stay in one part. A regression without
     `mean` and `std` takes those of the training rows; nodes of a deployment need them in the recipe. Labels of the
@@ -83,7 +84,7 @@ def image_table(
     from fedloom.data.transforms import MEAN, STD, Crop
 
     place = Path(path).expanduser()
-    whole, base = table_at(place, site, missing or ()), base_of(place, root)
+    whole, base = table_at(place, site, missing or (), rename), base_of(place, root)
     refuse(whole.where, {task: label for task, label in tasks.items() if label.root is None}, (image,))
     if fit != "stretch" and any(label.kind in MAPS for label in tasks.values()):
         raise RecipeError(f"data.fit: {fit} found, expected stretch for labels of pixels (kinds {', '.join(MAPS)})")
@@ -157,8 +158,8 @@ class ImageDraft:
         """The keys of a recipe's section `data`."""
         section: dict[str, Any] = {"image": self.image, "root": str(self.base.resolve()), "site": self.table.site}
         section |= {"size": SIDES[self.has_maps], "tasks": stated(self.tasks), "split": self.split}
-        section |= {"missing": list(self.table.missing)}
-        return {key: value for key, value in section.items() if value not in (None, [])}
+        section |= {"missing": list(self.table.missing), "rename": dict(self.table.rename)}
+        return {key: value for key, value in section.items() if value not in (None, [], {})}
 
     def lines(self) -> list[str]:
         """Return lines that name the labels, the images, and the columns that are not used."""

@@ -223,6 +223,8 @@ class Preprocessing(Section):
     site: str | None
     """The column that holds a row's site."""
     missing: tuple[str | int | float, ...]
+    rename: dict[str, str] = Field(default_factory=dict)
+    """Name of a column in a file -> its name here."""
     mode: Mode
     minimum: int
     noise: NonNegative = 0.0
@@ -478,7 +480,7 @@ def fit(
 ) -> Preprocessing:
     """Compute the preprocessing from the training rows (positions) of each site. Raises DataError where a site's
     statistics do not tell enough, or with `local`, where the recipe does not."""
-    empty = Preprocessing(site=table.site, missing=table.missing, mode=mode, minimum=minimum)
+    empty = Preprocessing(site=table.site, missing=table.missing, rename=dict(table.rename), mode=mode, minimum=minimum)
     if mode == "federated":
         sent = {who: sent_of(table, declared, tasks, index, minimum) for who, index in rows.items()}
         return combine(sent, declared, tasks, empty, table.where)

@@ -60,6 +60,8 @@ class Table:
     where: str
     site: str | None = None
     missing: tuple[Code, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """Name of a column in a file -> its name here."""
     notes: tuple[str, ...] = ()
     """Sentences about files without rows."""
     unclear: Mapping[str, str] = field(default_factory=dict)
@@ -88,29 +90,36 @@ def _tables_in(folder: Path) -> list[Path]:
     return sorted(file for file in files if is_table(file))
 
 
-def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
+def read(source: Any, site: str | None, missing: Sequence[Code] = (), rename: Mapping[str, str] | None = None) -> Table:
     """Read a table from a data frame, a file, or a folder with a file for each site.
 
-    A folder's sites are called like its files unless `site` is a column. Raises DataError where it cannot be read, has
-    no rows, or two columns have one name.
+    A folder's sites are called like its files unless `site` is a column. `rename` is {name of a column: its name here},
+    of files that have such a column. Raises DataError where it cannot be read, has no rows, two columns have one name,
+    or no file has a column to rename.
     """
     import pandas
 
     notes, unclear = tuple[str, ...](), dict[str, str]()
     if isinstance(source, pandas.DataFrame):
         where = "the data frame"
-        with parsing(f"{where} cannot be read"):
-            frame = source.set_axis(different([str(name) for name in source.columns]), axis=1)
+        parts = {"": source.set_axis([str(name) for name in source.columns], axis=1)}
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
         parts = _folder(path) if path.is_dir() else _file(path)
-        if path.is_dir() or len(parts) > 1:
-            frame, site, notes, unclear = _joined(path, parts, site)
-        else:
-            (frame,) = parts.values()
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
+    columns = dict.fromkeys(column for frame in parts.values() for column in frame.columns)
+    for name, new in (rename or {}).items():
+        if name not in columns and new not in columns:
+            raise DataError(f"{where}: no column {name!r} to rename.{choices('Found', name, columns)}")
+    for part, frame in parts.items():
+        with parsing(f"{where}{part and f', {part}'} cannot be read"):
+            frame.columns = different([(rename or {}).get(name, name) for name in frame.columns])
+    if "" in parts:
+        frame = parts[""]
+    else:
+        frame, site, notes, unclear = _joined(path, parts, site)
     for name in frame.columns:
         cells = frame[name] if frame[name].dtype == object else ()
         kind = next((type(cell).__name__ for cell in cells if not _is_cell(cell)), None)
@@ -120,7 +129,7 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = ()) -> Table:
             raise DataError(f"{where}, column {name!r}: {problem}")
     if not len(frame):
         raise DataError(f"{where}: no row found, expected a line of names and one line per example")
-    return Table(frame.reset_index(drop=True), where, site, tuple(missing), notes, unclear)
+    return Table(frame.reset_index(drop=True), where, site, tuple(missing), rename or {}, notes, unclear)
 
 
 def _is_cell(cell: Any) -> bool:
@@ -214,7 +223,7 @@ def _file(path: Path) -> dict[str, pandas.DataFrame]:
     if ending(path) == "xlsx":
         need("python_calamine", "excel")
         with parsing(f"{path} cannot be read as an Excel workbook"):
-            return sheets(path)
+            return found if len(found := sheets(path)) > 1 else dict(zip([""], found.values(), strict=True))
     need_room(path, 8)
     if ending(path) == "dta":
         with parsing(f"{path} cannot be read as a Stata file"):

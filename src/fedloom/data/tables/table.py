@@ -139,6 +139,7 @@ def table(
     left_out: dict[str, str] | None = None,
     site: str | None = None,
     missing: list[Code] | None = None,
+    rename: dict[str, str] | None = None,
     preprocess: Mode = "federated",
     minimum: Count = 5,
     ranges: dict[str, Range] | None = None,
@@ -150,7 +151,8 @@ def table(
     {task: {kind: binary, classification or regression, ...}}, of the column `column` (by default the task's name);
     `classes` are in their order. `inputs` are {column: number, yes/no, category, or a list of categories}, and
     `left_out` are all other columns with the reason. `missing` are cells that mean missing, beside empty ones, NA and
-    NaN. `fedloom init FILE` writes all of these.
+    NaN. `rename` is {a column's name in the file: its name here}, for a site whose table has other names than those of
+    other sites. `fedloom init FILE` writes all of these.
 
     A row without a label of a task is left out for this task only, and a site that has no label of a task lacks it.
     Each site's rows are split by itself: the share `test_fraction` for tests, and of the rest `val_fraction` for
@@ -170,7 +172,7 @@ def table(
 
     Raises DataError for what does not fit, naming the column and the site.
     """
-    cells = read(path, site, missing or ())
+    cells = read(path, site, missing or (), rename)
     return build(cells, tasks, {**inputs}, preprocess, minimum, rules, seed, left_out, ranges)
 
 
@@ -557,7 +559,7 @@ class OwnTable:
     def of(client: str, seed: int, about: Mapping[str, Any], private: bool = False) -> OwnTable:
         """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit. With
         `private` the report has shares of clipped numbers."""
-        found = read(about["path"], about["site"], about["missing"] or ())
+        found = read(about["path"], about["site"], about["missing"] or (), about["rename"])
         split = RowSplit(**{key.name: about[key.name] for key in fields(RowSplit)})
         tasks, inputs = about["tasks"], split.without_group(about["inputs"])
         refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
@@ -577,7 +579,7 @@ class OwnTable:
     def dataset(self, fitted: Preprocessing | None) -> Dataset:
         """Return the data set as it was fitted to what all sites sent; before that, without inputs. Raises DataError
         where that has other columns than this site's recipe."""
-        own = {"site": self.table.site, "missing": self.table.missing}
+        own = {"site": self.table.site, "missing": self.table.missing, "rename": self.table.rename}
         tasks, inputs = self.report.tasks, self.report.inputs
         kinds = {name: fitting.kind_of(declared)[0] for name, declared in inputs.items()}
         if fitted is None:
@@ -626,7 +628,7 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
     """Return a row for each site and one for each column of a table, and notes; `about` is a recipe's section of it.
     Counts of fewer than `minimum` rows, and shares of them, are "<minimum"; what would tell them is "hidden"."""
     path = Path(about["path"]).expanduser()
-    table = table_at(path, about["site"], about["missing"] or ())
+    table = table_at(path, about["site"], about["missing"] or (), about["rename"])
     tasks: Mapping[str, Label] = {name: Label.model_validate(dict(label)) for name, label in about["tasks"].items()}
     if "image" in about:
         files = Files.of(table, base_of(path, about["root"]), about["image"], tasks)

@@ -392,7 +392,7 @@ def of_table(model: Path, file: Path, client: str | None = None, bundle: Bundle 
     if bundle is not None and bundle.words is not None:
         return _of_texts(bundle, bundle.words, file)
     table, chosen = _run(model, client) if bundle is None else _bundle(bundle, model)
-    read_rows = read(file, table.site, table.missing)
+    read_rows = read(file, table.site, table.missing, table.rename)
     frame, where = read_rows.frame, read_rows.where
     there = table.site is not None and table.site in frame.columns
     which, names = sites_of(read_rows, table.site if there else None)
@@ -431,7 +431,7 @@ def _of_texts(bundle: Bundle, words: Words, file: Path) -> DataFrame:
     if not all(isinstance(task, Linear) for task in bundle.tasks):
         raise UserError(f"{file}: the model predicts maps, expected classes or numbers for each text")
     about = bundle.recipe.data.arguments
-    rows = read(file, about.get("domain"), about.get("missing") or ())
+    rows = read(file, about.get("domain"), about.get("missing") or (), about.get("rename"))
     texts, there = texts_of(rows, words.column)
     need_memory(8 * len(there) * words.length, f"{file}: the tokens of {len(there):,} texts")
     outputs = [*_outputs(bundle, torch.from_numpy(words.tokens([texts[row] for row in there])))]

@@ -39,7 +39,16 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirr
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
     (): {"attack": None, "peers": None, "privacy": None},
-    ("data",): {"signal": None, "axes": None, "ranges": None, "keep": 0, "group": None, "time": None, "split": None},
+    ("data",): {
+        "signal": None,
+        "axes": None,
+        "ranges": None,
+        "rename": None,
+        "keep": 0,
+        "group": None,
+        "time": None,
+        "split": None,
+    },
     ("early_stopping",): {"relative": False},
     ("evaluation",): {"costly_every": None},
     ("method",): {"max_examples": None},
