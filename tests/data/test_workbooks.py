@@ -80,7 +80,13 @@ def merge(book: Any) -> None:
 
 
 def two_sheets(book: Any) -> None:
-    book.create_sheet("old").append(["site"])
+    book.create_sheet("old").append(NAMES[:3])
+
+
+def title(book: Any) -> None:
+    two_sheets(book)
+    book["old"].insert_rows(1)
+    book["old"]["A1"] = "Patients of last year"
 
 
 def formula(book: Any) -> None:
@@ -90,11 +96,8 @@ def formula(book: Any) -> None:
 REFUSED: dict[str, tuple[list[list[Any]], Callable[[Any], object], str]] = {
     "nothing": ([], lambda book: None, "it is empty"),
     "names alone": ([NAMES], lambda book: None, "no row found"),
-    "a list of codes beside the table": (
-        [NAMES, *rows()],
-        two_sheets,
-        "sheet 'Sheet' has a column 'age', sheet 'old' has none; expected one",
-    ),
+    "two sheets": ([NAMES, *rows()], two_sheets, "sheet 'Sheet' has a column 'at', sheet 'old' has none; expected the"),
+    "two, one with a title": ([NAMES, *rows()], title, "sheet 'old': the first row with cells has 1, a row below 3"),
     "merged cells": ([NAMES, *rows()], merge, "cells are merged, so all but the first would be empty; unmerge"),
     "a formula that nobody computed": ([NAMES, *rows()], formula, "formulas without a result found; open the file"),
     "a title": ([["Patients"], NAMES, *rows()], lambda book: None, "has 1, a row below 5; remove rows above the names"),
@@ -132,6 +135,20 @@ def test_a_sheet_for_each_site_is_a_folder_with_a_file_for_each(tmp_path: Path) 
     assert pandas.read_csv(written).site.value_counts().to_dict() == {"Ulm": 60, "Köln": 40}
     with pytest.raises(DataError, match=r"sites.xlsx: sheets 'Ulm' and 'Köln' have cells, expected one such sheet"):
         read(tmp_path, None)
+
+
+def test_a_list_of_codes_beside_the_table_is_left_out_with_a_note(tmp_path: Path) -> None:
+    """Its cells may be merged, and it has the names of the columns below each other."""
+
+    def codes(book: Any) -> None:
+        for line in [["Codes"], ["column", "meaning"], *([name, "see the protocol"] for name in NAMES)]:
+            book["codes"].append(line) if "codes" in book.sheetnames else book.create_sheet("codes", 0).append(line)
+        book["codes"].merge_cells("A1:B1")
+
+    path = save(tmp_path / "bonn.xlsx", [NAMES, *rows()], codes)
+    for found, before in ((read(path, "site"), ""), (read(tmp_path, "site"), "file 'bonn': ")):
+        assert [*found.frame] == NAMES
+        assert found.notes == (f"{before}sheet 'codes' is left out: it has no columns of sheet 'Sheet'",)
 
 
 def test_a_stata_file_is_a_table_with_its_labels(tmp_path: Path) -> None:

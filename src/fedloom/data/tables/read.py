@@ -106,7 +106,7 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = (), rename: Ma
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
-        parts = _folder(path) if path.is_dir() else _file(path)
+        parts, notes = _folder(path) if path.is_dir() else _file(path)
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
     columns = dict.fromkeys(column for frame in parts.values() for column in frame.columns)
@@ -119,7 +119,8 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = (), rename: Ma
     if "" in parts:
         frame = parts[""]
     else:
-        frame, site, notes, unclear = _joined(path, parts, site)
+        frame, site, more, unclear = _joined(path, parts, site)
+        notes = (*notes, *more)
     for name in frame.columns:
         cells = frame[name] if frame[name].dtype == object else ()
         kind = next((type(cell).__name__ for cell in cells if not _is_cell(cell)), None)
@@ -137,23 +138,26 @@ def _is_cell(cell: Any) -> bool:
     return plain or cell.__class__.__module__[:6] == "pandas"
 
 
-def _folder(path: Path) -> dict[str, pandas.DataFrame]:
-    """Return the table of each file of a folder, by the file's name without its ending."""
+def _folder(path: Path) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
+    """Return the table of each file of a folder, by the file's name without its ending, and notes."""
     if not (files := _tables_in(path)):
         raise DataError(f"{path}: no table found in the folder, expected a file for each site that ends in {ENDS}")
     frames: dict[str, pandas.DataFrame] = {}
     whose: dict[str, Path] = {}
+    notes: list[str] = []
     for file in files:
         name = _NAMES.sub(r"\1", file.name)
         if name in whose:
             alike = f"files {whose[name].name!r} and {file.name!r} would both be site {name!r}"
             raise DataError(f"{path}: {alike}; rename one, or remove it if it is a copy")
-        (first, frames[name]), *others = _file(file).items()
+        parts, more = _file(file)
+        (first, frames[name]), *others = parts.items()
+        notes += [f"file {name!r}: {note}" for note in more]
         if others:
             both = f"sheets {first!r} and {others[0][0]!r} have cells"
             raise DataError(f"{file}: {both}, expected one such sheet in each workbook of a folder")
         whose[name] = file
-    return frames
+    return frames, tuple(notes)
 
 
 def _joined(
@@ -208,8 +212,8 @@ def _commas(column: str, frames: Mapping[str, pandas.DataFrame]) -> str:
     return f"{forms} of a form such as 1000,0 at {decimal}; write numbers alike at all sites, or leave the column out"
 
 
-def _file(path: Path) -> dict[str, pandas.DataFrame]:
-    """Return the table of a file; of a workbook the table of each sheet, by its name."""
+def _file(path: Path) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
+    """Return the table of a file, by an empty name; of a workbook with several the table of each sheet, and notes."""
     import pandas
 
     if not path.is_file():
@@ -219,20 +223,22 @@ def _file(path: Path) -> dict[str, pandas.DataFrame]:
     if ending(path) == "parquet":
         need("pyarrow", "data")
         with parsing(f"{path} cannot be read as a Parquet file"):
-            return {"": pandas.read_parquet(path).rename(columns=str)}
+            return {"": pandas.read_parquet(path).rename(columns=str)}, ()
     if ending(path) == "xlsx":
         need("python_calamine", "excel")
         with parsing(f"{path} cannot be read as an Excel workbook"):
-            return found if len(found := sheets(path)) > 1 else dict(zip([""], found.values(), strict=True))
+            found, notes = sheets(path)
+            return {name if len(found) > 1 else "": frame for name, frame in found.items()}, notes
     need_room(path, 8)
     if ending(path) == "dta":
         with parsing(f"{path} cannot be read as a Stata file"):
-            return {"": pandas.read_stata(path)}
+            return {"": pandas.read_stata(path)}, ()
     with parsing(f"{path} cannot be read as a .csv file"):
         names, separator, skipped = _head(path)
         plain: dict[str, Any] = {"index_col": False, "encoding": "utf-8-sig", "low_memory": False}
         cells: dict[str, Any] = {"na_values": list(_MISSING), "keep_default_na": False, "skipinitialspace": True}
-        return {"": pandas.read_csv(path, sep=separator, header=0, skiprows=skipped, names=names, **plain, **cells)}
+        frame = pandas.read_csv(path, sep=separator, header=0, skiprows=skipped, names=names, **plain, **cells)
+        return {"": frame}, ()
 
 
 def _head(path: Path) -> tuple[list[str], str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterable
-from datetime import time, timedelta
+from datetime import date, datetime, time, timedelta
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,14 @@ from fedloom.core.machine import need_memory
 
 if TYPE_CHECKING:
     import pandas
+    from python_calamine import CalamineSheet
 
-_MERGED = re.compile(rb"<(\w+:)?mergeCell ")
 _NO_RESULT = re.compile(rb'<c (?![^>]*t="str")[^>]*>\s*<f([^>]*/>|[^>]*>[^<]*</f>)\s*(<v\s*/>|<v></v>)?\s*</c>')
 """A cell with a formula and without its result: a program wrote it, and no spreadsheet has computed it yet."""
 _ROW, _CELL = re.compile(rb"<(?:\w+:)?row\b"), re.compile(rb"<(?:\w+:)?c\b")
 _NUMBER, _LETTERS = (re.compile(rb"""\sr\s*=\s*["']""" + place) for place in (rb"[A-Za-z]*(\d+)", rb"([A-Za-z]+)\d"))
+_ABOVE = 20
+"""So many rows are searched for the names of columns."""
 _BYTES = 100
 """Memory that a cell takes, also an empty one between others, while the reader and pandas both hold it."""
 
@@ -39,53 +41,72 @@ def different(names: list[str]) -> list[str]:
     return names
 
 
-def sheets(path: Path) -> dict[str, pandas.DataFrame]:
-    """Read the sheets that have cells, by their names; the first row with cells names the columns. Raises ValueError
-    where sheets have other columns, cells are merged, a formula has no result, or lines stand above the names."""
-    import pandas
+def sheets(path: Path) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
+    """Read the sheets that have cells, by their names; the first row with cells names the columns. A sheet without
+    columns of the largest one, such as a list of codes, is left out, with a note.
+
+    Raises ValueError where sheets have some columns in common and others not, cells are merged, a formula has no
+    result, or lines stand above the names."""
+    from python_calamine import CalamineWorkbook, SheetTypeEnum
 
     with zipfile.ZipFile(path) as archive:
         need_memory(8 * sum(part.file_size for part in archive.infolist()), str(path))
         for part in archive.infolist():
             _check(archive.read(part))
-    found = pandas.read_excel(
-        path, sheet_name=None, header=None, dtype=object, keep_default_na=False, engine="calamine"
-    )
-    full = {str(name): cells.map(_value).dropna(how="all") for name, cells in found.items()}
-    tables = {name: _named(cells) for name, cells in full.items() if len(cells)}
-    if not tables:
+    book = CalamineWorkbook.from_path(str(path))
+    found = [book.get_sheet_by_name(each.name) for each in book.sheets_metadata if each.typ is SheetTypeEnum.WorkSheet]
+    cells = {sheet.name: full for sheet in found if len(full := _cells(sheet))}
+    if not cells:
         raise ValueError("it is empty")
+    largest = max(cells, key=lambda name: cells[name].count().sum())
+    names = [*cells[largest].iloc[0].dropna()]
+    related = {name: each.head(_ABOVE).isin(names).sum(axis=1).max() > 1 for name, each in cells.items()}
+    related[largest] = True
+    tables = {sheet.name: _table(sheet, cells[sheet.name]) for sheet in found if related.get(sheet.name)}
     (first, one), *others = tables.items()
     for name, other in others:
         for column in one.columns.symmetric_difference(other.columns, sort=False):
             has, lacks = (first, name) if column in one else (name, first)
             raise ValueError(
-                f"sheet {has!r} has a column {column!r}, sheet {lacks!r} has none; expected one sheet with cells, or a "
-                "sheet with the same columns for each site"
+                f"sheet {has!r} has a column {column!r}, sheet {lacks!r} has none; expected the same columns in the "
+                "sheet of each site, and no other sheet with them"
             )
-    return tables
+    away = [name for name, is_table in related.items() if not is_table]
+    return tables, tuple(f"sheet {name!r} is left out: it has no columns of sheet {largest!r}" for name in away)
 
 
-def _named(cells: pandas.DataFrame) -> pandas.DataFrame:
+def _cells(sheet: CalamineSheet) -> pandas.DataFrame:
+    from pandas import DataFrame
+
+    return DataFrame(sheet.to_python(skip_empty_area=False), dtype=object).map(_value).dropna(how="all")
+
+
+def _table(sheet: CalamineSheet, cells: pandas.DataFrame) -> pandas.DataFrame:
+    if sheet.merged_cell_ranges:
+        found = f"sheet {sheet.name!r}: cells are merged, so all but the first would be empty"
+        raise ValueError(f"{found}; unmerge them and fill each")
     head, body = cells.iloc[0], cells.iloc[1:]
     few, most = head.count(), max(body.count(axis=1), default=0)
     if few < most - 1:  # pandas leaves its index without a name
-        raise ValueError(
-            f"the first row with cells has {few}, a row below {most}; remove rows above the names, and name each column"
-        )
+        found = f"sheet {sheet.name!r}: the first row with cells has {few}, a row below {most}"
+        raise ValueError(f"{found}; remove rows above the names, and name each column")
     frame = body.set_axis(names_of("" if cell is None or cell != cell else cell for cell in head), axis=1)
     return frame.loc[:, (head.notna() | body.notna().any()).to_numpy()].infer_objects()
 
 
 def _value(cell: Any) -> Any:
-    return None if cell == "" else str(cell) if isinstance(cell, time | timedelta) else cell
+    if isinstance(cell, float):
+        return int(cell) if cell.is_integer() else cell
+    if isinstance(cell, time | timedelta):
+        return str(cell)
+    if isinstance(cell, date) and not isinstance(cell, datetime):
+        return datetime(cell.year, cell.month, cell.day)
+    return None if cell == "" else cell
 
 
 def _check(xml: bytes) -> None:
-    """Raise ValueError for what the cells alone do not tell, and UserError for cells too far apart: the reader
-    allocates all cells between them, and the process ends where it cannot."""
-    if _MERGED.search(xml):
-        raise ValueError("cells are merged, so all but the first would be empty; unmerge them and fill each")
+    """Raise ValueError for a formula without a result, and UserError for cells too far apart: the reader allocates all
+    cells between them, and the process ends where it cannot."""
     if _NO_RESULT.search(xml):
         raise ValueError("formulas without a result found; open the file in a spreadsheet program and save it")
     rows = _ROW.split(xml)
