@@ -953,7 +953,9 @@ def test_columns_are_renamed_where_a_file_has_them(tmp_path: Path) -> None:
     found = [of_table(run, tmp_path / "sites" / f"{site}.csv", "ulm") for site in ("ulm", "bonn")]
     pandas.testing.assert_frame_equal(*found)
     table = read(tmp_path / "sites", None, rename={"Alter": "age", "krank": "ill"})
-    assert [*table.frame] == ["age", "ill", "site"]
+    assert ([*table.frame], table.notes) == (["age", "ill", "site"], ())
+    told = read(tmp_path / "sites", None).notes
+    assert "file 'ulm' has no column age, ill, and alone has Alter, krank; where they are the same, use" in told[1]
     for rename, said in {
         "Altr": r"sites: no column 'Altr' to rename. Did you mean 'Alter'",
         "ill": r"sites, bonn cannot be read \(columns 1 and 2 are all named 'age'",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from fedloom.core.errors import DataError, choices, ending, parsing
+from fedloom.core.errors import DataError, choices, ending, first_of, parsing
 from fedloom.core.lazy import need
 from fedloom.data.prepare import PARTS, Array, need_room, opener
 from fedloom.data.tables.workbook import different, names_of, sheets
@@ -191,6 +191,12 @@ def _joined(
             )
             raise DataError(f"{path}: {found}, expected a {what} for each site; {advice}")
         notes = (*notes, f"{found}: their rows are joined, and each site's rows are split anew")
+    for name, one in frames.items():
+        others = [{*other.columns} for label, other in frames.items() if label != name]
+        lacks = sorted(set.intersection(*others) - {*one.columns}) if others else []
+        if lacks and (alone := [column for column in one.columns if not any(column in other for other in others)]):
+            found = f"{what} {name!r} has no column {first_of(lacks)}, and alone has {first_of(alone)}"
+            notes = (*notes, f"{found}; where they are the same, use --rename or data.rename")
     rows = pandas.concat(frames.values(), ignore_index=True)
     texts = [name for name in rows.columns if rows[name].dtype.kind == "O"]
     return rows, site, notes, {name: why for name in texts if (why := _commas(name, frames))}
