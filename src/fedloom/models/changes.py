@@ -14,7 +14,7 @@ from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import interpolate
 
-from fedloom.core.context import derive_seed
+from fedloom.core.context import seeded
 from fedloom.core.errors import RecipeError
 from fedloom.core.lazy import need
 from fedloom.models.multitask import MultiTask, Plain
@@ -56,17 +56,10 @@ class Linearised(Encoder):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x ... to B x features."""
         theta = {name: p for name, p in self.named_parameters() if p.requires_grad}
-        origin: Tensor = self.get_buffer("origin")
-        pieces = origin.split([p.numel() for p in theta.values()])
+        pieces = self.get_buffer("origin").split([p.numel() for p in theta.values()])
         theta0 = {name: piece.view_as(p) for piece, (name, p) in zip(pieces, theta.items(), strict=True)}
         change = {name: p - theta0[name] for name, p in theta.items()}
-
-        def plain(weights: dict[str, Tensor]) -> Tensor:
-            value: Tensor = functional_call(self.plain, weights, (x,))
-            return value
-
         # Group norm has no forward mode for images with the channels last in memory. Flattened and viewed again, they
         # are laid out plainly; strides alone do not tell, since those of images of one channel fit either layout.
         x = x.reshape(-1).view(x.shape)
@@ -75,11 +68,10 @@ class Linearised(Encoder):
         torch.backends.mha.set_fastpath_enabled(False)  # of torch.nn.TransformerEncoderLayer and MultiheadAttention
         try:
             with sdpa_kernel(SDPBackend.MATH), torch.inference_mode(False), torch.set_grad_enabled(with_grad):
-                there_and_change = jvp(plain, (theta0,), (change,))
+                both = jvp(lambda weights: functional_call(self.plain, weights, (x,)), (theta0,), (change,))
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
-        features: Tensor = there_and_change[0] + there_and_change[1]
-        return features
+        return both[0] + both[1]
 
     def train(self, mode: bool = True) -> Linearised:
         """Stay in evaluation mode, since the network is expanded as it is used."""
@@ -184,8 +176,7 @@ class FreeAdaptedWeights(Factors):
 
 def changed(model: MultiTask, changes: Sequence[ModelChange], shape: tuple[int, ...], seed: int) -> MultiTask:
     """Return the model with all changes made, its new parameters drawn from `seed` alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(seed, "changes"))
+    with seeded(seed, "changes"):
         for change in changes:
             change(model, shape)
     return model
@@ -202,7 +193,6 @@ class PublicOutputs:
     any_model = True
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
-        """Change the model in place."""
         if model.public is None:
             why = "nodes with data of their own share no examples; give one as fl.Federation(public=...)"
             raise RecipeError(f"the method sends predictions on a public set, but there is none: {why}")

@@ -74,7 +74,6 @@ class SmallCNN(Encoder):
         self.linear = nn.Linear(2 * width * (height // 2 // pool[0]) * (breadth // 2 // pool[1]), hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x C x H x W to B x hidden."""
         x = max_pool2d(relu(self.conv1(x)), 2)
         x = max_pool2d(relu(self.conv2(x)), self.pool)
         return relu(self.linear(x.flatten(1)))
@@ -90,7 +89,6 @@ class MLP(Encoder):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x ... to B x hidden[-1]."""
         x = x.flatten(1)
         for layer in self.layers:
             x = relu(layer(x))
@@ -136,7 +134,6 @@ class ResNet(Encoder):
         self.stages = nn.Sequential(*(BasicBlock(a * width, b * width, b // a, norm) for a, b in widths))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x C x H x W to B x 8 width."""
         return self.stages(relu(self.norm(self.stem(x)))).mean((2, 3))
 
 
@@ -154,7 +151,6 @@ class TinyPyramid(PyramidEncoder):
         self.stages = nn.ModuleList(BasicBlock(a, b, 2, norm) for a, b in widths)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Map B x C x H x W to four maps, finest first."""
         x = relu(self.norm(self.stem(x)))
         maps = []
         for stage in self.stages:
@@ -193,7 +189,6 @@ class Conv1d(Encoder):
         self.linear = nn.Linear(widths[-1], hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x C x T to B x hidden."""
         x = x[:, :, None]
         for conv in self.convs:
             x = max_pool2d(relu(conv(x)), (1, 2))
@@ -213,8 +208,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, ignored: Tensor | None) -> Tensor:
         """Map B x T x width to the same; nothing attends to the positions `ignored` (B x T, bool)."""
         x = x + self.proj(self.attention(self.norm1(x), ignored))
-        out: Tensor = x + self.fc2(gelu(self.fc1(self.norm2(x))))
-        return out
+        return x + self.fc2(gelu(self.fc1(self.norm2(x))))
 
     def attention(self, x: Tensor, ignored: Tensor | None) -> Tensor:
         """Map B x T x width to the same.

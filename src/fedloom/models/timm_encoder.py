@@ -75,7 +75,6 @@ class TimmPyramid(PyramidEncoder):
             raise RecipeError(f"{what}: expected maps of (channels, height) {expected}, found {sizes}; update timm")
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Map B x C x H x W to feature maps (B x C_i x H/s_i x W/s_i), finest first."""
         maps: list[Tensor] = self.net.forward_intermediates(
             x, indices=self.levels, output_fmt="NCHW", intermediates_only=True
         )
@@ -154,9 +153,7 @@ class TimmEncoder(Encoder):
         self.features = self.net.head_hidden_size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map B x C x H x W to B x features."""
-        features: Tensor = self.net(x)
-        return features
+        return self.net(x)
 
     seen = TimmPyramid.seen
 

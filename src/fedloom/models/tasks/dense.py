@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.lazy import need
-from fedloom.models.tasks.edges import Bools, Floats, faded, pairs, slice_of, suppress, thin
+from fedloom.models.tasks.edges import Bools, Floats, faded, pairs, suppress, thin
 from fedloom.models.tasks.labels import log_share
 from fedloom.models.tasks.task import IGNORE, Direction, Metric, Task
 
@@ -229,7 +229,6 @@ class Measures(Metric):
         return {name: values[name] for name in self.names}
 
     def cheap(self) -> Metric:
-        """Return the measures that are not costly."""
         left = [measure for measure in self.measures if not measure.costly]
         known = {name for measure in left for name in measure.all()}
         names = [name for name in self.names if name in known]
@@ -237,7 +236,6 @@ class Measures(Metric):
 
     @property
     def confusion(self) -> Tensor | None:
-        """The matrix of the first measure that has one."""
         return next((measure.matrix for measure in self.measures if measure.matrix is not None), None)
 
 
@@ -388,7 +386,7 @@ class _BestF(Measure):
 
     beta2: ClassVar[float]
 
-    def __init__(self, thresholds: int) -> None:
+    def __init__(self, thresholds: int = 99) -> None:
         self.levels = levels(thresholds)
         # Per number of thresholds that a pixel reaches: how many other and how many positive pixels.
         self.counts = torch.zeros(2, thresholds + 1, dtype=torch.int64)
@@ -469,9 +467,6 @@ class PlainEdgeF(_BestF):
     beta2 = 1.0
     AT_HALF: ClassVar = ("edge_precision", "edge_recall", "edge_f1")
 
-    def __init__(self, thresholds: int = 99) -> None:
-        super().__init__(thresholds)
-
     def all(self) -> dict[str, float]:
         """Return `edge_f_plain` and the numbers at 0.5; 0 where there is nothing to find or nothing was found."""
         if not int(self.counts.sum()):
@@ -509,10 +504,10 @@ class OdsF(Measure):
 
     def update(self, pred: Tensor, target: Tensor) -> None:
         """Take logits B x 1 x H x W and labels; those from 0.5 up are edges."""
+        ndimage = need("scipy.ndimage", "data")
         y, valid = read_binary(target.cpu(), pred)
         for one, truth, known in zip(probability(pred).cpu().numpy(), (y >= 0.5).numpy(), valid.numpy(), strict=True):
-            if known.any():
-                box = np.ix_(*(slice_of(known.any(axis)) for axis in (1, 0)))
+            for box in ndimage.find_objects(known.astype(np.int8)):  # one, or none
                 self._add(one[box], truth[box], known[box])
 
     def _add(self, soft: Floats, truth: Bools, known: Bools) -> None:
@@ -620,7 +615,6 @@ class Semseg(DenseTask):
 
     @property
     def metrics(self) -> Mapping[str, Direction]:
-        """The chosen ones, the mean IoU and the share of right pixels."""
         return dict.fromkeys((*self.judge, "miou", "pixel_accuracy"), "max")
 
     def __post_init__(self) -> None:
@@ -758,7 +752,6 @@ class Depth(DenseTask):
         return _total(metres.unsqueeze(1), valid)
 
     def constant(self, mean: Tensor) -> Tensor:
-        """Return the mean in metres, as the head says it."""
         return mean.log1p() if self.log else mean
 
 
@@ -787,7 +780,6 @@ class Edge(BinaryTask):
 
     @property
     def metrics(self) -> Mapping[str, Direction]:
-        """`odsf`, if asked for, and those of `PlainEdgeF`."""
         return dict.fromkeys((*(("odsf",) if self.ods else ()), "edge_f_plain", *PlainEdgeF.AT_HALF), "max")
 
     @property
@@ -799,7 +791,6 @@ class Edge(BinaryTask):
         return edge_bce(output, target, self.positive_weight, self.negative_weight)
 
     def metric(self) -> Measures:
-        """Return the F of edges, once or twice."""
         plain = PlainEdgeF(self.thresholds)
         measures = (OdsF(self.max_dist, self.thresholds, self.protocol), plain) if self.ods else (plain,)
         return Measures(self.name, self.metrics, *measures)

@@ -20,12 +20,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def slice_of(on: Bools) -> Ints:
-    """Return the positions from the first to the last that is on."""
-    places = np.flatnonzero(on)
-    return np.arange(places[0], places[-1] + 1)
-
-
 def suppress(soft: Floats) -> Floats:
     """Zero where the map (H x W) is larger one pixel further across the edge, by more than 1 %.
 
@@ -38,8 +32,7 @@ def suppress(soft: Floats) -> Floats:
     y, x = np.indices(soft.shape)
     dy, dx = np.sin(across), np.cos(across)
     sides = [ndimage.map_coordinates(soft, (y + s * dy, x + s * dx), order=1, mode="nearest") for s in (1, -1)]
-    peaks: Floats = np.where(soft * 1.01 >= np.maximum(*sides), soft, 0.0)
-    return peaks
+    return np.where(soft * 1.01 >= np.maximum(*sides), soft, 0.0)
 
 
 def faded(peaks: Floats) -> Floats:
@@ -100,15 +93,13 @@ def _removable(x: NDArray[np.uint64], half: int) -> NDArray[np.uint64]:
     one_crossing = np.bitwise_or.reduce(crossings) & ~_two(crossings)
     two_or_three = _two(before) & _two(after) & ~np.bitwise_and.reduce(before & after)
     kept = (sw | south | ~nw) & west if half else (ne | north | ~se) & east
-    removable: NDArray[np.uint64] = one_crossing & two_or_three & ~kept
-    return removable
+    return one_crossing & two_or_three & ~kept
 
 
 def _two(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the bits that at least two of four numbers have."""
     a, b, c, d = x
-    two: NDArray[np.uint64] = (a & b) | (c & d) | ((a | b) & (c | d))
-    return two
+    return (a & b) | (c & d) | ((a | b) & (c | d))
 
 
 def pairs(maps: Bools, truth: Bools, radius: float) -> Ints:

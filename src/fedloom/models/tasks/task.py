@@ -142,8 +142,7 @@ def as_task(values: Mapping[str, Any], where: str = "", error: type[UserError] =
         raise error(f"{where}: {key} {found(name)} found, expected one of {', '.join(sorted(kinds))}")
     section = section_of(_section(kinds[name]), {k: v for k, v in values.items() if k != key}, where, error)
     with at(where):
-        task: Task = kinds[name](**{field: getattr(section, field) for field in type(section).model_fields})
-        return task
+        return kinds[name](**{field: getattr(section, field) for field in type(section).model_fields})
 
 
 @cache
