@@ -92,15 +92,13 @@ def init(
             guess = next(
                 (name for name in source.columns if name.startswith(("y", "label", "class"))), source.columns[-1]
             )
-            text = _ask(labels, f"What to predict, of {', '.join(source.columns)}", guess)
-            wanted = _listed(text) or []
+            wanted = _listed(_ask(labels, f"What to predict, of {', '.join(source.columns)}", guess)) or []
         elif labels is not None:
             raise UserError("--labels is not for folders of images, whose subfolders are the classes: leave it out")
         which = "How many clients for each of its domains" if source.groups else "How many clients hold it"
         or_column = ", or the column that names the client of each row" if source.columns else ""
         held = _ask(clients, which + or_column, "1" if source.groups else "5")
-        chosen = _ask(method, METHOD, "fedavg")
-        recipe = draft(source, out.stem, wanted, held, chosen, _ask(rounds, ROUNDS, 20))
+        recipe = draft(source, out.stem, wanted, held, _ask(method, METHOD, "fedavg"), _ask(rounds, ROUNDS, 20))
         if source.columns:
             for line in choices_of(source, recipe["data"], held):
                 typer.echo(line)
@@ -146,9 +144,8 @@ def _of_table(
     plan = draft_of_images(table, path, tasks, images, *chosen) or draft(table, tasks, site, **settings)
     for line in plan.lines():
         typer.echo(line)
-    how = _ask(method, METHOD, "fedavg")
     count = int(held) if held.isdigit() else None
-    return draft_of_table(plan, path, name, count, how, _ask(rounds, ROUNDS, 20))
+    return draft_of_table(plan, path, name, count, _ask(method, METHOD, "fedavg"), _ask(rounds, ROUNDS, 20))
 
 
 def _tasks(text: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -204,14 +204,8 @@ def audit(
     lines = verified(file, kept)
     last = lines[-1]["hash"] if lines else START
     known = ("number", "at", "what", "before", "hash")
-    rows = [
-        {
-            "at": line["at"],
-            "what": line["what"],
-            "about": ", ".join(f"{k} {v}" for k, v in line.items() if k not in known),
-        }
-        for line in lines
-    ]
+    about = [", ".join(f"{k} {v}" for k, v in line.items() if k not in known) for line in lines]
+    rows = [{"at": line["at"], "what": line["what"], "about": text} for line, text in zip(lines, about, strict=True)]
     summary = f"{len(lines)} lines, each as it was written; the last one has hash {last}"
     shared.answer({"lines": lines, "last": last}, as_json, *([shared.table_of(rows)] if rows else []), summary)
 
@@ -244,8 +238,7 @@ def machine() -> Iterator[tuple[str, str, str]]:
         yield f"cuda:{i}", "ok", f"{torch.cuda.get_device_name(i)}, {free >> 30} of {total >> 30} GiB free"
     if not torch.cuda.device_count():
         yield "CUDA", "absent", "no GPU or driver answers"
-    problem = rendezvous()
-    yield "processes", problem or "ok", "what runtime.engine=cluster needs: gloo on the loopback device"
+    yield "processes", rendezvous() or "ok", "what runtime.engine=cluster needs: gloo on the loopback device"
 
 
 def rendezvous() -> str | None:

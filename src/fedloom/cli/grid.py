@@ -333,8 +333,7 @@ def _plan(prepared: Prepared, as_json: bool) -> None:
         count = {state: states.count(state) for state in ("new", "interrupted", "finished") if state in states}
         text = "refused" if name in prepared.refused else ", ".join(f"{n} {state}" for state, n in count.items())
         rows.append({"cell": name, "runs": text, "memory a run": human_bytes(need) if need else ""})
-    last = f"{len(prepared.todo)} runs would start, in {prepared.folder}"
-    shared.answer(rows, as_json, shared.table_of(rows), last)
+    shared.answer(rows, as_json, shared.table_of(rows), f"{len(prepared.todo)} runs would start, in {prepared.folder}")
 
 
 def _after(prepared: Prepared, outcome: Outcome, as_json: bool) -> None:

@@ -313,9 +313,7 @@ def domains(
     split: Annotated[str, option("Which examples.", "test|val")] = "test",
     as_json: shared.Json = False,
 ) -> None:
-    """Print a task's metric on each domain over the rounds, with average and spread: last round and best on
-    validation.
-    """
+    """Print a task's metric on each domain over the rounds, with average and spread: last round, best on validation."""
     from fedloom.federation.runs.reader import Run
     from fedloom.study.charts import lines
     from fedloom.study.results import domain_history

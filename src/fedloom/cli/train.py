@@ -75,9 +75,7 @@ def resume(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Continue an interrupted run, or extend a finished one; the result is bit for bit that of one uninterrupted
-    run.
-    """
+    """Continue an interrupted run or extend a finished one; the result is bit for bit that of one uninterrupted run."""
     shared.check_run(folder)
     with _watched(folder, quiet) as progress:
         from fedloom.engines import api
@@ -118,12 +116,11 @@ def _gains(folder: Path) -> list[str]:
     from fedloom.study.significance import contrasts
 
     grid, folder = open_folder(folder)
-    alone = against(grid, grid.delta)
     return [
         f"{test.method} changes the metrics by {test.mean:+.1f} %"
         + (f" (95 % CI {test.change.low:+.1f} to {test.change.high:+.1f})" if test.change else "")
         + " compared with training alone."
-        for test in contrasts(of_grid(alone, folder)).tests
+        for test in contrasts(of_grid(against(grid, grid.delta), folder)).tests
         if test.row is None and test.gains
     ]
 
@@ -165,8 +162,7 @@ def pretrain(
 
 def _folder_name(recipe: str, method: MethodSection, start: str | None, seed: int) -> str:
     names = "+".join(name.rpartition(":")[2] for name in (method.name, *method.add))
-    after = f"-after-{Path(start).name}" if start else ""
-    return f"{recipe}-{names}-s{seed}{after}"
+    return f"{recipe}-{names}-s{seed}" + (f"-after-{Path(start).name}" if start else "")
 
 
 @contextmanager

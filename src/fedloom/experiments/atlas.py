@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -152,9 +152,7 @@ class Atlas(HasTable):
 
         every = math.factorial(T) <= SHUFFLES
         rng = np.random.default_rng(0)
-        orders: Iterator[Any] = (
-            itertools.permutations(range(T)) if every else (rng.permutation(T) for _ in range(SHUFFLES))
-        )
+        orders: Any = itertools.permutations(range(T)) if every else (rng.permutation(T) for _ in range(SHUFFLES))
         observed = correlation(range(T))
         if math.isnan(observed):
             return math.nan, math.nan
@@ -315,9 +313,7 @@ GRID = "runs"
 
 
 def clients_of(built: Built) -> dict[str, list[str]]:
-    """Return task -> its clients. Raises RecipeError where a client holds several tasks, to all of which its gain would
-    belong.
-    """
+    """Return task -> its clients. Raises RecipeError where a client holds several, to all of which its gain belongs."""
     by_task: dict[str, list[str]] = {task.name: [] for task in built.federation.tasks}
     for client in built.federation.clients.values():
         if len(client.tasks) > 1:
@@ -340,11 +336,7 @@ def make(recipe: Recipe, seeds: int, folder: Path, runner: Runner = SILENT) -> A
         for cell, reason in what.items():
             raise UserError(f"{folder / GRID}: {cell}: {reason}")
     atlas = read_atlas(grid, folder / GRID, clients)
-    texts = {
-        "atlas.csv": atlas.to_csv(),
-        "cosines.csv": atlas.cosine_records().to_csv(),
-        "atlas.md": atlas.to_markdown(),
-    }
-    write(folder, texts)
+    tables = {"atlas.csv": atlas.to_csv(), "cosines.csv": atlas.cosine_records().to_csv()}
+    write(folder, {**tables, "atlas.md": atlas.to_markdown()})
     draw(atlas, folder / "atlas.svg")
     return atlas

@@ -156,8 +156,7 @@ def redone(file: Path, number: int, folder: Path, runner: Runner = SILENT, chang
     refuse_used(f"claim {number}", grid.seeds, used, "tuned the methods or judged the benchmark")
     named = [cell_of(cell) for cell in (claim.method, claim.over)]
     cells = [f"{base}/{addon or '-'}" for base, addon in named]
-    rows = of_rows(grid, {*(base for base, _ in named), "constant"})
-    value = rows.model_dump(mode="json")
+    value = of_rows(grid, {*(base for base, _ in named), "constant"}).model_dump(mode="json")
     tuning = file_of(file, grid, "tuning")
     if not grid.tuned and not tuning.is_file():
         raise StateError(f"claim {number} has not been tuned: run its grid with --run")
@@ -206,8 +205,7 @@ def rule_grid(grid: Grid, effort: Effort) -> Grid:
     rows = of_rows(grid, JUDGES)
     data = rows.model_dump(mode="json")["data"]
     for label, row in rows.data.items():
-        recipe = load(row.recipe, texts(row.set), grid._origin)
-        data[label]["set"] = {**row.set, **on_validation(recipe)}
+        data[label]["set"] = {**row.set, **on_validation(load(row.recipe, texts(row.set), grid._origin))}
     value = {
         "name": f"{grid.name}-rule",
         "data": data,

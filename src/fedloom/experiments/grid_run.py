@@ -340,8 +340,7 @@ def until_decided(least: int, most: int, run: Callable[[int], Result], is_decide
 
 def default_jobs(recipes: Sequence[Recipe]) -> int:
     """Return how many cells run at once: CPUs over what one cell keeps busy, and one where a cell uses a GPU."""
-    devices = {d for r in recipes for d in r.runtime.devices}
-    if devices - {"cpu"}:
+    if {d for r in recipes for d in r.runtime.devices} - {"cpu"}:
         return 1
     return max(1, cores() // max(one_worker(r).runtime.processes * r.runtime.threads for r in recipes))
 

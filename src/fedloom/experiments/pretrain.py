@@ -72,8 +72,7 @@ def pretrain(
             f"{', '.join(dataset.train.pieces)} cannot share batches; pretrain on one of them, or use 'many'"
         )
     seed = recipe.seed
-    module = starting_model(recipe.model, seed, dataset)
-    model = FlatModel(module, device=device)
+    model = FlatModel(starting_model(recipe.model, seed, dataset), device=device)
     tasks = {task.name: (task, task.weight) for task in dataset.tasks}
     once = {"rounds": epochs, "epochs": 1, "steps": None, "keep_optimizer": True}
     training = recipe.training.model_copy(update=once)

@@ -238,8 +238,7 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
     for method in dict.fromkeys((ALONE, *tournament.methods, *CHANGES)):
         try:
             change = CHANGES[method] if method in CHANGES else section(named(method))
-            place = folder / "tuning" / method
-            curve = tune(tournament.recipe, change, budget, place, label=method, runner=runner)
+            curve = tune(tournament.recipe, change, budget, folder / "tuning" / method, label=method, runner=runner)
         except (RecipeError, StateError) as error:
             refused[method] = " ".join(str(error).split())
             continue
@@ -251,11 +250,8 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
         runner.tell(f"{method}: {described(curve.best)}, the best of {len(curve.scores)} settings")
     if ALONE in refused:
         raise RecipeError(f"tournament {tournament.name}: {ALONE}: {refused[ALONE]}")
-    refused |= {
-        name: "is a reference in every table, so it does not take part"
-        for name in tournament.methods
-        if name in CHANGES
-    }
+    idle = "is a reference in every table, so it does not take part"
+    refused |= {name: idle for name in tournament.methods if name in CHANGES}
     for method, where in _set_aside(final_grid(tournament, chosen, tuned, tournament.least), folder / "final"):
         runner.tell(
             f"{method}: the best settings have changed; the final runs with the earlier settings are now in {where}"

@@ -240,8 +240,7 @@ class Curve:
     @property
     def best(self) -> Changes:
         """The trial with the best score."""
-        changes: Changes = json.loads(self.key)
-        return changes
+        return json.loads(self.key)
 
 
 def tune(
@@ -378,8 +377,7 @@ def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
         return load_grid(source, changes)
     recipe = loader.load(source, changes)
     value = recipe.model_dump(mode="json")
-    method = value["method"]["name"]
-    made = {"name": recipe.name, "data": {recipe.name: {"recipe": value}}, "bases": {method: {}}}
+    made = {"name": recipe.name, "data": {recipe.name: {"recipe": value}}, "bases": {value["method"]["name"]: {}}}
     # a grid has seeds of its own
     rest = [change for change in changes if change.partition("=")[0].strip() != "seed"]
     return load_grid({**made, "references": [], "delta": "none"}, rest)

@@ -147,8 +147,7 @@ class TinyPyramid(PyramidEncoder):
         self.features = self.channels[-1]
         self.stem = nn.Conv2d(channels, width, 3, 2, padding=1, bias=False)
         self.norm = norm_layer(norm, width)
-        widths = itertools.pairwise((width, *self.channels))
-        self.stages = nn.ModuleList(BasicBlock(a, b, 2, norm) for a, b in widths)
+        self.stages = nn.ModuleList(BasicBlock(a, b, 2, norm) for a, b in itertools.pairwise((width, *self.channels)))
 
     def forward(self, x: Tensor) -> list[Tensor]:
         x = relu(self.norm(self.stem(x)))
@@ -346,8 +345,7 @@ def kind(value: Tensor) -> str:
 
 
 def infinite(value: Tensor, own: Tensor) -> int:
-    """Count the values of a weight that are not finite in the precision of the model's own, where large ones may become
-    infinite."""
+    """Count the values of a weight that are not finite in the precision of the model's own."""
     return int((~value.to(own.dtype).isfinite()).sum())
 
 

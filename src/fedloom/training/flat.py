@@ -71,8 +71,7 @@ class FlatModel:
 
         The model in training and its buffers are not touched.
         """
-        outputs: dict[str, Tensor] = _under(self.module, self.named(vector), (x, tuple(tasks)))
-        return outputs
+        return _under(self.module, self.named(vector), (x, tuple(tasks)))
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Return the tensors of a model that is given as one vector of parameters and buffers, as views, by name."""
@@ -302,10 +301,9 @@ def _pieces(optimizer: Stepper | torch.optim.Optimizer) -> list[Tensor]:
 
 def export_state(optimizer: Stepper | torch.optim.Optimizer) -> State:
     """Return moments and step counts by position of the slice, for a checkpoint."""
-    pieces = _pieces(optimizer)
     return {
         str(i): {k: v for k, v in optimizer.state[piece].items() if v is not None}
-        for i, piece in enumerate(pieces)
+        for i, piece in enumerate(_pieces(optimizer))
         if piece in optimizer.state
     }
 

@@ -362,8 +362,7 @@ class _Applied:
                 )
             states[str(i)], extra = found
             check_state(rule, states[str(i)])
-            declared = {name.partition(":")[2] for name in rule.provides}
-            if unknown := sorted({*extra} - declared):
+            if unknown := sorted({*extra} - {name.partition(":")[2] for name in rule.provides}):
                 names = ", ".join(f"extra:{name}" for name in unknown)
                 raise UserError(
                     f"local rule {rule!r}: finish returned {', '.join(unknown)}, which no stage would see: declare it "

@@ -126,10 +126,8 @@ def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackab
     groups: dict[object, list[Stackable]] = {}
     lengths = _lengths(clients, training)
     for c in clients:
-        masked = all(task.masks for task, _ in c.work.tasks.values())
-        size = None if masked else c.work.index.numel()
-        key = (kind(c.work.tasks), size, id(c.work.examples))
-        groups.setdefault(key, []).append(c)
+        size = None if all(task.masks for task, _ in c.work.tasks.values()) else c.work.index.numel()
+        groups.setdefault((kind(c.work.tasks), size, id(c.work.examples)), []).append(c)
     most = max(1, BUDGET // (COPIES * clients[0].base.nbytes))
     stacks = []
     for members in groups.values():
@@ -176,7 +174,7 @@ def train_stacked(
     """
     tasks, names = clients[0].work.tasks, tuple(clients[0].work.tasks)
     layout = model.layout.parameters
-    spans = model.layout.parameters.spans(model.layout.trained(names))
+    spans = layout.spans(model.layout.trained(names))
     base = torch.stack([c.base for c in clients])
     view = View(base.clone(), torch.zeros_like(base), base, shared)
     params, grad = view.params, view.grad
@@ -211,9 +209,8 @@ def train_stacked(
         count = sizes[:now, step]
         batch = drawn[:now, step, : int(count.max())]
         padding = batch < 0
-        x, y = clients[0].work.examples.batch(
-            torch.where(padding, batch[:, :1], batch).flatten(), model.device, tasks=names
-        )
+        places = torch.where(padding, batch[:, :1], batch).flatten()
+        x, y = clients[0].work.examples.batch(places, model.device, tasks=names)
         if padding.any():
             y = {name: without_label(labels, padding.flatten()) for name, labels in y.items()}
         view.grad.zero_()

@@ -248,8 +248,7 @@ def described(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 def _inputs(
     built: Built, client: str | None, tasks: Sequence[Task]
 ) -> tuple[Examples, list[float] | None, list[float] | None, Any]:
-    """Return (examples of these tasks, mean and standard deviation of each channel that they are normalised with,
-    `About.pixels`)."""
+    """Return (examples of these tasks, mean and standard deviation of each channel, `About.pixels`)."""
     federation, part = built.federation, built.dataset.test
     if isinstance(part, Elsewhere):
         if built.dataset.table is None:

@@ -23,8 +23,6 @@ from fedloom.models.multitask import MultiTask
 
 Tell = Callable[[int, int, str], None]
 """A function of (steps done, of how many, the next step)."""
-
-
 Step = Callable[[str], None]
 """A function of the step that begins; with '' all steps are done."""
 

@@ -154,8 +154,7 @@ def _names(bundle: Bundle, task: Linear) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 def _sources(paths: Sequence[Path]) -> list[Path]:
-    """Return files, and those in folders (pictures, volumes, arrays; nothing hidden) in the order of their names.
-    Raises UserError for a folder without any."""
+    """Return files, and those in folders (nothing hidden) by name. Raises UserError for a folder without any."""
     files: list[Path] = []
     for path in paths:
         within = [path]
@@ -171,8 +170,7 @@ def _sources(paths: Sequence[Path]) -> list[Path]:
 
 
 def _stems(files: Sequence[Path]) -> dict[Path, Path]:
-    """Return file -> its place below the folder that all files are in, without the ending. Raises UserError for two
-    files of one place."""
+    """Return file -> its place below their folder, without the ending. Raises UserError for two files of one place."""
     top = Path(os.path.commonpath([file.absolute().parent for file in files]))
     whose: dict[Path, Path] = {}
     for file in files:
@@ -281,16 +279,14 @@ def _array(bundle: Bundle, file: Path) -> Tensor:
 
 
 def _seen(x: Tensor) -> Callable[[int], Array]:
-    """Return what draws the image of a number (H x W x 3, uint8): values of 0 to 1, or else from its least to its
-    largest."""
+    """Return what draws the image of a number (H x W x 3, uint8): values of 0 to 1, else from least to largest."""
 
     def draw(at: int) -> Array:
         image = x[at]
         low, high = float(image.min()), float(image.max())
         if low < 0 or high > 1:
             image = (image - low) / max(high - low, 1e-9)
-        shown = image.expand(3, -1, -1).mul(255).round().to(torch.uint8)
-        return shown.permute(1, 2, 0).contiguous().numpy()
+        return image.expand(3, -1, -1).mul(255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
 
     return draw
 
@@ -312,8 +308,7 @@ def _resized(output: Tensor, size: tuple[int, int] | None) -> Tensor:
 
 
 def _pixels(task: DenseTask, classes: Sequence[str]) -> Array:
-    """Return the value that each class has in a file: its name where that is a number, as in the masks that a table
-    names, else its number."""
+    """Return each class's value in a file: its name where that is a number, as in a table's masks, else its number."""
     if not classes or not all(name.isdecimal() for name in classes):
         return np.arange(task.channels, dtype=np.uint8)
     values = np.array([int(name) for name in classes])
@@ -336,8 +331,7 @@ def _save(task: Any, maps: Sequence[Array], pixels: Array, source: Path, stem: P
     if source.name.lower().endswith(VOLUMES[:2]) and stack.ndim == 3:
         library = need("nibabel", "volumes")
         volume, file = library.load(source), stem.with_name(stem.name + ".nii.gz")
-        values = np.moveaxis(stack, 0, 2).reshape(volume.shape)
-        library.save(library.Nifti1Image(values, volume.affine), file)
+        library.save(library.Nifti1Image(np.moveaxis(stack, 0, 2).reshape(volume.shape), volume.affine), file)
     elif len(stack) == 1 and stack.dtype == np.uint8:
         file = stem.with_name(stem.name + ".png")
         picture = need("PIL.Image", "vision").fromarray(stack[0])

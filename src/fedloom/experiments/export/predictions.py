@@ -45,8 +45,7 @@ def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
 
 def _answers(run: Finished, task: DenseTask, x: Tensor) -> tuple[list[Tensor], str]:
     """Return (a prediction for each image, in the form of the label; whose model it is from)."""
-    client = run.built.federation.holder(task.name).id
-    owner = run.owner(client, task.name)
+    owner = run.owner(run.built.federation.holder(task.name).id, task.name)
     mine = next(t for t in run.built.federation.tasks if t.name == task.name)
     assert isinstance(mine, DenseTask)
     with torch.inference_mode():

@@ -240,8 +240,7 @@ def grad_cam(model: MultiTask, layer: nn.Module, x: Tensor, task: str, classes: 
     try:
         with torch.enable_grad():
             logits = model(x, (task,))[task]
-            scores = logits.gather(1, classes[:, None]).sum()
-            (gradient,) = torch.autograd.grad(scores, maps[-1])
+            (gradient,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), maps[-1])
     finally:
         handle.remove()
     weights = gradient.mean((2, 3), keepdim=True)
@@ -432,8 +431,7 @@ def _accuracies(run: DomainRun, step: Step) -> dict[str, DomainScores]:
 
 
 def _embedded(run: DomainRun, seen: Mapping[DomainModel, tuple[Tensor, Tensor]]) -> Chart:
-    """Draw t-SNE of each domain's features by its first client's model: colours are classes, shapes are domains, and
-    the large points are means of classes."""
+    """Draw t-SNE of each domain's features by its first client's model; the large points are means of classes."""
     first = [run.first(domain) for domain in run.domains]
     x, y = (torch.cat([seen[view][i] for view in first]) for i in (0, 1))
     places, classes = embedding(x), y.numpy()

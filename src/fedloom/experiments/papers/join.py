@@ -117,8 +117,7 @@ class LateJoin:
     def to_text(self) -> str:
         """Return both tables, and the mean gain over the rounds."""
         lines = [sheet.to_text() for sheet in self.sheets()]
-        mean = math.fsum(self.gain[1:]) / (len(self.gain) - 1)
-        lines.append(f"mean gain over the rounds: {mean:+.4f}\n")
+        lines.append(f"mean gain over the rounds: {math.fsum(self.gain[1:]) / (len(self.gain) - 1):+.4f}\n")
         if not self.start.weights:
             lines.append("no task is similar enough, so both starts are the same\n")
         return "\n".join(lines) + "".join(f"note: {note}\n" for note in self.notes)
@@ -225,8 +224,7 @@ def _positions(built: Built, dataset: Dataset, task: str, client: str | None) ->
         return mine, ()
     if not same:
         return able, ("the data are not the run's, so examples may be among those that its clients hold",)
-    held = np.concatenate([p.positions for c in clients.values() for p in (c.train, c.val)])
-    free = np.setdiff1d(able, held)
+    free = np.setdiff1d(able, np.concatenate([p.positions for c in clients.values() for p in (c.train, c.val)]))
     if not len(free):
         raise DataError(
             f"the clients of the run hold every example of task {task!r}: choose one of them with "
@@ -308,5 +306,4 @@ class _Newcomer:
         recipe = self.built.recipe
         (task,) = self.tasks.values()
         how = recipe.evaluation.batch_size, recipe.training.channels_last
-        scores = evaluate(self.model, self.me.test, self.tasks, *how, costly=True)
-        return scores[task.name][task.primary]
+        return evaluate(self.model, self.me.test, self.tasks, *how, costly=True)[task.name][task.primary]

@@ -20,7 +20,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import Part
 from fedloom.federation.rounds.worker import check_device
 from fedloom.study.agreement import DISTANCES, Array, symmetrised
-from fedloom.study.relatedness import EtranScore, cosine, etran, etran_totals, fim, fisher_diagonal, logme, sign, wte
+from fedloom.study.relatedness import cosine, etran, etran_totals, fim, fisher_diagonal, logme, sign, wte
 from fedloom.study.report.related import About, Relatedness
 from fedloom.training.flat import FlatModel
 
@@ -102,8 +102,7 @@ class _One(nn.Module):
         self.model, self.task = model, task
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.model(x, (self.task,))[self.task]
-        return output
+        return self.model(x, (self.task,))[self.task]
 
 
 class _Scores:
@@ -114,19 +113,15 @@ class _Scores:
         self.models, self.tell, self.seed = models, tell, built.recipe.seed
         self.tasks = models.tasks
         self.vectors = torch.stack(list(models.vectors().values()))
-        chosen = check_device(device or built.recipe.runtime.devices[0])
-        self.model = FlatModel.copy_of(built.module, chosen)
+        self.model = FlatModel.copy_of(built.module, check_device(device or built.recipe.runtime.devices[0]))
         self.parts = {task: self._examples(task, examples) for task in self.tasks}
 
     def compute(self, names: Sequence[str]) -> dict[str, Array]:
         """Return metric -> T x T."""
         by_features = [name for name in names if name in ("logme", "etran")]
         step = steps(len(self.tasks) * (bool(by_features) + ("fim" in names)) + ("wte" in names), self.tell)
-        scores: dict[str, Array] = {}
-        if "sign" in names:
-            scores["sign"] = sign(self.vectors).numpy()
-        if "cosine" in names:
-            scores["cosine"] = cosine(self.vectors).numpy()
+        of_vectors = {"sign": sign, "cosine": cosine}
+        scores: dict[str, Array] = {name: of(self.vectors).numpy() for name, of in of_vectors.items() if name in names}
         if by_features:
             scores |= self._by_features(by_features, step)
         if "fim" in names:
@@ -170,12 +165,9 @@ class _Scores:
                 if "logme" in names:
                     evidence[s, t] = logme(x, y)
                 if "etran" in names:
-                    score: EtranScore = etran(x, y)
+                    score = etran(x, y)
                     energy[s, t], labels[s, t] = score.energy, score.labels
-        scores = {"logme": evidence}
-        if "etran" in names:
-            scores["etran"] = np.asarray(etran_totals(energy, labels))
-        return scores
+        return {"logme": evidence} | ({"etran": np.asarray(etran_totals(energy, labels))} if "etran" in names else {})
 
     def _fim(self, step: Step) -> Array:
         kinds = {task.name: task.kind for task in self.models.built.federation.tasks}

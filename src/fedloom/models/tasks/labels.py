@@ -263,9 +263,8 @@ class Classification(Linear):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Compute the cross entropy of logits (B x C) and labels (B), averaged over the labelled examples."""
         weights = None if self.class_weights is None else output.new_tensor(self.class_weights)
-        total = cross_entropy(output, target, weights, ignore_index=-1, reduction="sum")
         # A mean over no label would be 0/0; the sum over none is zero and keeps its gradient path.
-        return total / _weight(target, weights)
+        return cross_entropy(output, target, weights, ignore_index=-1, reduction="sum") / _weight(target, weights)
 
     def metric(self) -> Metric:
         """Return a new confusion matrix, which also keeps outputs where metrics were chosen."""
