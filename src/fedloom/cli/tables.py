@@ -115,7 +115,7 @@ def compare(
     from fedloom.federation.recipes.loader import names as recipes
     from fedloom.study.comparison import compare as side_by_side
     from fedloom.study.grid import against
-    from fedloom.study.results import of_grid
+    from fedloom.study.results import of_grid, of_seeds
     from fedloom.study.significance import contrasts, ranked
 
     source, of_grids = str(runs[0]), {"losses": losses, "metrics": metrics, "seeds": seeds}
@@ -150,11 +150,16 @@ def compare(
                 raise UserError(
                     "--base is for tables of changes, but --losses, --metrics and --seeds show none: leave --base out"
                 )
+        from fedloom.study.papers import losses_of, over_rounds
+        from fedloom.study.table import all_metrics, tabulate
+
+        others: Any = {"best": losses_of, "rounds": over_rounds, "metrics": all_metrics, "seeds": of_seeds}
         if ranks or tests:
             results = of_grid(opened, folder, split)
+        elif other := losses or "metrics" * metrics or "seeds" * seeds:
+            shown = others[other](opened, folder, split)
         else:
-            other = losses or "metrics" * metrics or "seeds" * seeds
-            shown = _of_grid(opened, folder, split, other, percent)
+            shown = tabulate(opened, folder, split, percent)
     else:
         shown = comparison = (
             _of_recipe(source, changes, split, metric, trials) if is_recipe else side_by_side(runs, base, split, metric)
@@ -170,17 +175,6 @@ def compare(
     elif tests:
         shown = contrasts(results, over)
     _print(shown, kind, as_json, out)
-
-
-def _of_grid(grid: Grid, folder: Path, split: Literal["test", "val"], other: str, percent: bool) -> HasTable:
-    """Return the table of a grid, or the other one of this name."""
-    from fedloom.study.papers import losses_of, over_rounds
-    from fedloom.study.results import of_seeds
-    from fedloom.study.table import all_metrics, tabulate
-
-    made: dict[str, Callable[..., HasTable]] = {"best": losses_of, "rounds": over_rounds}
-    made |= {"metrics": all_metrics, "seeds": of_seeds}
-    return made[other](grid, folder, split) if other else tabulate(grid, folder, split, percent)
 
 
 def _of_recipe(

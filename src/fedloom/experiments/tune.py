@@ -195,13 +195,12 @@ def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str,
     recipe = of({})
     plain = recipe.model_dump(mode="json")
     section = plain["method"]
-    names = [("method", METHODS, section["name"])]
-    names += [(f"method.add.{addon}", ADDONS, addon) for addon in section.get("add") or {}]
+    parts = [("method", METHODS, section["name"], section)]
+    parts += [(f"method.add.{addon}", ADDONS, addon, held) for addon, held in (section.get("add") or {}).items()]
     numbers: dict[str, float] = {}
-    for where, registry, name in names:
+    for where, registry, name, held in parts:
         if registry.problem(name):
             continue
-        held = section if where == "method" else section["add"][name]
         rule: ServerRule | None = None
         with suppress(RecipeError):  # the library may refuse the method
             rule = build_method(recipe.method).server if where == "method" else None

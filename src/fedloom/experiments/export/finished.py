@@ -197,15 +197,11 @@ def task_models(folder: str | Path) -> TaskModels:
 
 def _alike(folder: Path, method: str, vectors: Mapping[str, Tensor]) -> list[str]:
     """Return notes on encoders that cannot be distinguished. Raises StateError where none can."""
-    groups: list[list[str]] = []
+    groups: dict[str, list[str]] = {}  # by the first task of each
     for task, vector in vectors.items():
-        group = next((g for g in groups if torch.equal(vectors[g[0]], vector)), None)
-        if group is None:
-            groups.append([task])
-        else:
-            group.append(task)
+        groups.setdefault(next((g for g in groups if torch.equal(vectors[g], vector)), task), []).append(task)
     if len(groups) < 2:
         what = "there is one task" if len(vectors) == 1 else f"with {method} all tasks have the same encoder"
         raise StateError(f"{folder}: {what}, so there is nothing to compare")
-    notes = [f"the same encoder, which cannot be distinguished: {', '.join(g)}" for g in groups if len(g) > 1]
+    notes = [f"the same encoder, which cannot be distinguished: {', '.join(g)}" for g in groups.values() if len(g) > 1]
     return notes + [f"the encoder of {t} is still the initial one" for t, v in vectors.items() if not v.any()]

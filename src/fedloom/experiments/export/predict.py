@@ -159,10 +159,8 @@ def _sources(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         within = [path]
         if path.is_dir():
-            within = [
-                file for file in sorted(path.rglob("*")) if file.name.lower().endswith(_ENDINGS) or package_of(file)
-            ]
-            within = [file for file in within if not any(part[0] == "." for part in file.relative_to(path).parts)]
+            fit = (file for file in sorted(path.rglob("*")) if file.name.lower().endswith(_ENDINGS) or package_of(file))
+            within = [file for file in fit if not any(part[0] == "." for part in file.relative_to(path).parts)]
         if not within:
             raise UserError(f"predict: {path} has no inputs: their names end in {', '.join(_ENDINGS)}")
         files += within

@@ -236,15 +236,10 @@ def _positions(built: Built, dataset: Dataset, task: str, client: str | None) ->
 def _same_examples(built: Built, dataset: Dataset) -> bool:
     """Return whether positions mean the same examples as in the run, as far as labels tell."""
     before, now = built.dataset, dataset
-    if now is before:
-        return True
-    names = {t.name for t in now.tasks}
-    shared = [t.name for t in before.tasks if t.name in names]
-    return (
-        bool(shared)
-        and len(now.train) == len(before.train)
-        and all(np.array_equal(before.train.labels_of(t), now.train.labels_of(t)) for t in shared)
-    )
+    shared = {t.name for t in now.tasks} & {t.name for t in before.tasks}
+    if now is before or len(now.train) != len(before.train):
+        return now is before
+    return bool(shared) and all(np.array_equal(before.train.labels_of(t), now.train.labels_of(t)) for t in shared)
 
 
 class _Newcomer:

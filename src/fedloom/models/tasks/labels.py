@@ -180,8 +180,8 @@ class Kept(Metric):
     def compute(self) -> dict[str, float]:
         """Return the scores, then the usual metrics; nan where there was no label."""
         values = dict.fromkeys(self.scores, math.nan)
-        if self.kept is not None:
-            output, target = self.prepared(*self.kept)
+        if (kept := self.kept) is not None:
+            output, target = self.prepared(*kept)
             if bool(output.isfinite().all()):
                 values = {name: score.of(output, target) for name, score in self.scores.items()}
         usual = {} if self.usual is None else self.usual.compute()

@@ -68,8 +68,8 @@ class OwnMetric(Kept):
     def compute(self) -> dict[str, float]:
         """Return the user's metrics, then the usual ones; nan where there was no label."""
         values = dict.fromkeys((m.name for m in self.task.measured), float("nan"))
-        if self.kept is not None:
-            output, target = self.kept
+        if (kept := self.kept) is not None:
+            output, target = kept
             for m in self.task.measured:
                 with self.task.blamed(f"metric {m.name!r}", output, target):
                     value = self.objects[m.name].compute() if m.name in self.objects else m.score(output, target)
