@@ -46,10 +46,8 @@ def show(
     constant = [f"{task} {metric} {value:.4f}" for task, (metric, value) in plan.constant.items()]
     if not full and len(constant) > 4:
         constant[4:] = [f"and {len(constant) - 4} more (--full)"]
-    up, down = (
-        f"{plan.rough.get(way, '')} {human_bytes(count)}".strip()
-        for way, count in (("up", plan.bytes_up), ("down", plan.bytes_down))
-    )
+    sent = {"up": plan.bytes_up, "down": plan.bytes_down}
+    up, down = (f"{plan.rough.get(way, '')} {human_bytes(count)}".strip() for way, count in sent.items())
     facts = {
         "method": plan.method.strip().splitlines()[0],
         "parameters": ", ".join(f"{role} {count:,}" for role, count in plan.parameters.items()),
@@ -284,14 +282,9 @@ def parameters(entry: Registered) -> list[dict[str, Any]]:
     """Return the recipe keys of what is registered: their names, defaults, and what they may be, in words."""
     from fedloom.core.settings.section import expected, found
 
-    return [
-        {
-            "parameter": key,
-            "default": "required" if f.is_required() else found(f.default),
-            "allowed": expected(f.annotation, [f]),
-        }
-        for key, f in entry.params.model_fields.items()
-    ]
+    fields = entry.params.model_fields.items()
+    defaults = {key: "required" if f.is_required() else found(f.default) for key, f in fields}
+    return [{"parameter": key, "default": defaults[key], "allowed": expected(f.annotation, [f])} for key, f in fields]
 
 
 def required(entry: Registered) -> list[str]:

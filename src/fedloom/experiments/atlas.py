@@ -168,18 +168,12 @@ class Atlas(HasTable):
     def as_table(self) -> Table:
         """Return a line for each task and other task."""
         early = self.early().mean(0)
-        lines = tuple(
-            (
-                self.tasks[i],
-                self.tasks[j],
-                f"{of.mean:+.2f} ({of.low:+.2f} to {of.high:+.2f})",
-                p_text(p),
-                ("helps" if of.mean > 0 else "hurts") if p <= LEVEL else "not significant",
-                f"{early[i, j]:+.3f}",
-            )
-            for (i, j), (of, p) in sorted(self.effects.items(), key=lambda item: -item[1][0].mean)
-        )
-        return Table(self.title, ("task", "with", "change %", "p, Holm", "", "early cosine"), lines, self.notes)
+        lines = []
+        for (i, j), (of, p) in sorted(self.effects.items(), key=lambda item: -item[1][0].mean):
+            change = f"{of.mean:+.2f} ({of.low:+.2f} to {of.high:+.2f})"
+            effect = ("helps" if of.mean > 0 else "hurts") if p <= LEVEL else "not significant"
+            lines.append((self.tasks[i], self.tasks[j], change, p_text(p), effect, f"{early[i, j]:+.3f}"))
+        return Table(self.title, ("task", "with", "change %", "p, Holm", "", "early cosine"), tuple(lines), self.notes)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

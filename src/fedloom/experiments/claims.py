@@ -206,16 +206,8 @@ def rule_grid(grid: Grid, effort: Effort) -> Grid:
     data = rows.model_dump(mode="json")["data"]
     for label, row in rows.data.items():
         data[label]["set"] = {**row.set, **on_validation(load(row.recipe, texts(row.set), grid._origin))}
-    value = {
-        "name": f"{grid.name}-rule",
-        "data": data,
-        "bases": rows.bases,
-        "references": list(rows.reference_rows),
-        "seeds": list(effort.rule),
-        "delta": f"{ALONE}/-",
-        "show": grid.show,
-        "set": {key: value for key, value in grid.set.items() if not key.startswith("evaluation.")},
-        "columns": grid.columns,
-        "tuned": {label: {c: of[c] for c in of if cell_of(c)[1] == "-"} for label, of in rows.tuned.items()},
-    }
-    return load_grid(value, origin=grid._origin)
+    changes = {key: value for key, value in grid.set.items() if not key.startswith("evaluation.")}
+    tuned = {label: {c: of[c] for c in of if cell_of(c)[1] == "-"} for label, of in rows.tuned.items()}
+    about = {"name": f"{grid.name}-rule", "seeds": list(effort.rule), "delta": f"{ALONE}/-", "show": grid.show}
+    ran = {"data": data, "bases": rows.bases, "references": list(rows.reference_rows), "set": changes, "tuned": tuned}
+    return load_grid({**about, **ran, "columns": grid.columns}, origin=grid._origin)

@@ -134,20 +134,11 @@ def standings(
         client, worst = min(gains.items(), key=lambda item: item[1]) if gains else ("", math.nan)
         sent = fmean(sum(run.bytes_total().values()) for run in side.runs.values())
         seconds = fmean(run.seconds_total() for run in side.runs.values())
-        lines.append(
-            (
-                name,
-                delta.signed if name != ALONE else "base",
-                "" if of is None else f"{-of.mean:+.2f} ({-of.high:+.2f} to {-of.low:+.2f})",
-                "" if math.isnan(p) else p_text(p),
-                "" if math.isnan(rank) else f"{rank:.2f}",
-                f"{100 * ahead:.0f} %" if gains else "",
-                f"{client} {worst:+.1f} %" if gains else "",
-                side.last_loss,
-                human_bytes(sent),
-                f"{seconds:.1f}",
-            )
-        )
+        behind = "" if of is None else f"{-of.mean:+.2f} ({-of.high:+.2f} to {-of.low:+.2f})"
+        change = (name, delta.signed if name != ALONE else "base", behind, "" if math.isnan(p) else p_text(p))
+        clients = (f"{100 * ahead:.0f} %", f"{client} {worst:+.1f} %") if gains else ("", "")
+        costs = (side.last_loss, human_bytes(sent), f"{seconds:.1f}")
+        lines.append((*change, "" if math.isnan(rank) else f"{rank:.2f}", *clients, *costs))
         numbers = (delta.mean, delta.half, -of.mean if of else math.nan, p, rank, ahead)
         records.append((name, *numbers, client, worst, sent, seconds, described(_own(grid, name)), unsettled[name]))
     about = (

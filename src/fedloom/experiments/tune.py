@@ -275,18 +275,10 @@ def tune(
 
     def ran(proposed: list[Changes]) -> Scores:
         proposed = [trial for trial in proposed if key(trial) not in unfit]
-        grid = load_grid(
-            {
-                "name": "trials",
-                "data": {BENCHMARK: {"recipe": dict(recipe)}},
-                # named by their settings, so that a search with more seeds or trials finds those that ran before
-                "bases": {described(trial): {**changes, **last, **trial} for trial in proposed},
-                "seeds": list(budget.seeds),
-                "references": [],
-                "delta": "none",
-            },
-            origin=origin,
-        )
+        about = {"name": "trials", "data": {BENCHMARK: {"recipe": dict(recipe)}}, "references": [], "delta": "none"}
+        # named by their settings, so that a search with more seeds or trials finds those that ran before
+        bases = {described(trial): {**changes, **last, **trial} for trial in proposed}
+        grid = load_grid({**about, "bases": bases, "seeds": list(budget.seeds)}, origin=origin)
         with stored(label):
             outcome = runner.run(grid, folder)
         refused = {cell.base: why for cell in cells(grid) if (why := outcome.refused.get(cell.combination))}

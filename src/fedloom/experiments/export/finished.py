@@ -180,11 +180,8 @@ def task_models(folder: str | Path) -> TaskModels:
                 clients[task.name] = tuple(sorted(owner_of))
     missing = [task.name for task in built.federation.tasks if task.name not in models]
     if missing:
-        why = (
-            f"{run.label} leaves one model for all tasks"
-            if not any(owner.startswith("client/") for owner in owners)
-            else "no client holds it alone"
-        )
+        some = any(owner.startswith("client/") for owner in owners)
+        why = "no client holds it alone" if some else f"{run.label} leaves one model for all tasks"
         raise StateError(
             f"{folder}: task {missing[0]!r} does not have its own model: {why}. Run the method matu, or local with "
             "clients that hold one task each (partition=one-task)"

@@ -178,16 +178,10 @@ class _Scores:
             self._load(self.models.models[task])
             part = self.parts[task]
             loaded = (part.examples.batch(i, self.model.device, tasks=(task,)) for i in part.index.split(BATCH))
-            likelihood: Any = "gaussian" if kinds[task] == "regression" else "categorical"
+            how: Any = {"likelihood": "gaussian" if kinds[task] == "regression" else "categorical", "seed": self.seed}
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention cannot be mapped over single samples
-                diagonal = fisher_diagonal(
-                    _One(self.model.module, task),
-                    ((x, y[task]) for x, y in loaded),
-                    "true",
-                    likelihood=likelihood,
-                    parameters=names,
-                    seed=self.seed,
-                )
+                known = ((x, y[task]) for x, y in loaded)
+                diagonal = fisher_diagonal(_One(self.model.module, task), known, "true", parameters=names, **how)
             diagonals.append(diagonal.cpu())
         return fim(diagonals).numpy()
 
