@@ -19,7 +19,6 @@ from fedloom.core.errors import StateError, UserError
 from fedloom.engines import cluster, processes
 
 if TYPE_CHECKING:
-    from fedloom.federation.recipes.schema import MethodSection
     from fedloom.federation.rounds.progress import Progress
 
 
@@ -47,7 +46,9 @@ def run(
     if recipe is None:
         raise UserError("run: RECIPE is missing, expected a packaged recipe (see `fedloom recipes`) or a YAML file")
     checked = load(recipe, overrides)
-    folder = out or Path("runs") / _folder_name(checked.name, checked.method, checked.model.start, checked.seed)
+    names = "+".join(name.rpartition(":")[2] for name in (checked.method.name, *checked.method.add))
+    after = f"-after-{Path(checked.model.start).name}" if checked.model.start else ""
+    folder = out or Path("runs") / f"{checked.name}-{names}-s{checked.seed}{after}"
     # of several processes, only the first one writes the folder and prints
     rank = cluster.rank() if checked.runtime.engine == "cluster" else None
     if rank is None and folder.is_dir() and any(folder.iterdir()):
@@ -158,11 +159,6 @@ def pretrain(
             raise typer.Exit(130) from None
     after = f"after epoch {done.epochs} of {epochs}, on all test examples"
     shared.answer(done, as_json, done.table(), after, f"its encoder: {out}; use it with model.weights={out}")
-
-
-def _folder_name(recipe: str, method: MethodSection, start: str | None, seed: int) -> str:
-    names = "+".join(name.rpartition(":")[2] for name in (method.name, *method.add))
-    return f"{recipe}-{names}-s{seed}" + (f"-after-{Path(start).name}" if start else "")
 
 
 @contextmanager
