@@ -89,9 +89,8 @@ def init(
             typer.echo(line)
         wanted: list[str] = []
         if source.columns:
-            guess = next(
-                (name for name in source.columns if name.startswith(("y", "label", "class"))), source.columns[-1]
-            )
+            likely = (name for name in source.columns if name.startswith(("y", "label", "class")))
+            guess = next(likely, source.columns[-1])
             wanted = _listed(_ask(labels, f"What to predict, of {', '.join(source.columns)}", guess)) or []
         elif labels is not None:
             raise UserError("--labels is not for folders of images, whose subfolders are the classes: leave it out")

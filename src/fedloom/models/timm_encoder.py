@@ -40,8 +40,7 @@ class TimmPyramid(PyramidEncoder):
         if swin:
             # The shifted windows' masks are then made for the map at hand, not kept as buffers for one size.
             overrides = {"img_size": shape[1:], "strict_img_size": False, **overrides}
-        if drop_path is None and swin:
-            drop_path = 0.1
+            drop_path = 0.1 if drop_path is None else drop_path
         if drop_path is not None:
             overrides["drop_path_rate"] = drop_path
         net = network(architecture, shape[0], **overrides)

@@ -391,7 +391,8 @@ def card(
     names, table = {task.name for task in tasks}, built.dataset.table
     owners = {"client": about.client, "task": about.task}
     final = _final(run, about, client)
-    values = {} if final is None else _values(final, names)
+    scores = {} if final is None else final.values
+    values = {task: {m: v for m, v in of.items() if not math.isnan(v)} for task, of in scores.items() if task in names}
     few: list[str] = []
     if client is not None and table is not None:
         test = built.federation.clients[client].test
@@ -466,15 +467,6 @@ def _final(run: Run, about: About, client: str | None) -> Final | None:
         return run.by_client()[client] if client is not None else run.final()
     except (StateError, KeyError):
         return None
-
-
-def _values(final: Final, tasks: set[str]) -> dict[str, dict[str, float]]:
-    """Return task -> metric -> value, of these tasks, where there is a number."""
-    return {
-        task: {metric: value for metric, value in values.items() if not math.isnan(value)}
-        for task, values in final.values.items()
-        if task in tasks
-    }
 
 
 def loader(module: MultiTask, about: About, tasks: Sequence[Task]) -> dict[str, str]:

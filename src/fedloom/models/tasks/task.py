@@ -88,7 +88,7 @@ class Task(ABC):
     def __post_init__(self) -> None:
         known = dict.fromkeys((*self.chosen_from, *self.metrics)) if self.judge else {}
         for name in self.judge:
-            if name not in self.chosen_from and name not in self.metrics:
+            if name not in known:
                 raise RecipeError(f"task {self.name!r}: unknown metric {name!r}.{choices('Metrics', name, known)}")
 
     @property
