@@ -209,7 +209,7 @@ def _train(
     if applied is not None and applied.view.chosen is not None:
         index = index[applied.view.chosen]
         groups = tuple(part for group in groups if len(part := group[torch.isin(group, index)]))
-    parts = _phases(model, trained, training, added.phases, index, groups) if added.phases else [(trained, 0)]
+    parts = _phases(model, trained, training, added.phases, groups or (index,)) if added.phases else [(trained, 0)]
     now, *later = turns = [_Turn.of(model, training, *part, memory, str(i)) for i, part in enumerate(parts)]
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else _NOTHING
     sums, counts, result = dict[str, Tensor](), dict.fromkeys(names, 0), LocalResult()
@@ -374,15 +374,10 @@ class _Applied:
 
 
 def _phases(
-    model: flat.FlatModel,
-    trained: Layout,
-    training: Training,
-    phases: tuple[Phase, ...],
-    index: Tensor,
-    groups: Sequence[Tensor],
+    model: flat.FlatModel, trained: Layout, training: Training, phases: tuple[Phase, ...], groups: Sequence[Tensor]
 ) -> list[tuple[Layout, int]]:
     """Return for each phase the parameters that it trains, and the number of batches after which it ends."""
-    batches_ = passes([len(group) for group in groups or (index,)], training, model.has_batch_norm)
+    batches_ = passes([len(group) for group in groups], training, model.has_batch_norm)
     until = ends(phases, training.steps or flat.local_epochs(training) * batches_)
     return [(trained.select(as_select(phase.select)), end) for phase, end in zip(phases, until, strict=True)]
 
