@@ -101,9 +101,7 @@ def predict(
         predictions = of_table(model, files[0], client, bundle)
         with writing(file, "csv"):
             predictions.to_csv(file, index=False)
-        shared.answer(
-            {"table": file, "rows": len(predictions), "columns": list(predictions.columns)}, as_json, f"{file}"
-        )
+        shared.answer({"table": file, "rows": len(predictions), "columns": [*predictions.columns]}, as_json, f"{file}")
         return
     if client is not None:
         raise UserError("--client is only for a run on tables: for images, run `fedloom export RUN --client ID` first")

@@ -302,8 +302,7 @@ def _list(as_json: bool) -> None:
     from fedloom.study.grid import cells, load_grid, names, summary
 
     rows = [
-        {"grid": name, "what it compares": summary(name), "runs": sum(1 for _ in cells(load_grid(name)))}
-        for name in names()
+        {"grid": name, "what it compares": summary(name), "runs": len([*cells(load_grid(name))])} for name in names()
     ]
     last = "Run one: fedloom grid NAME; with --dry-run to see its cells, and which of these runs the library refuses"
     shared.answer(rows, as_json, shared.table_of(rows), last)

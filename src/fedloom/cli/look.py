@@ -203,10 +203,8 @@ def methods(
         _describe(*_find(name, METHODS, ADDONS), as_json)
         return
     kinds = {
-        registry.kind: [
-            {registry.kind: e.name, "what it does": e.summary, "source": e.source or e.package} for e in registry
-        ]
-        for registry in (METHODS, ADDONS)
+        each.kind: [{each.kind: e.name, "what it does": e.summary, "source": e.source or e.package} for e in each]
+        for each in (METHODS, ADDONS)
     }
     shared.answer(kinds, as_json, *map(shared.table_of, kinds.values()), "Details: fedloom methods NAME")
 

@@ -184,9 +184,7 @@ class Atlas(HasTable):
         if not math.isnan(value):
             outcome = f"Spearman {value:+.2f}, p {p_text(p)} ({'' if p <= LEVEL else 'not '}significant)"
         spans = {"first fifth": (0.0, 0.2), "middle": (0.2, 0.8), "last fifth": (0.8, 1.0)}
-        looks = [
-            (layers, name, *self.rank_correlation(layers, at)) for layers in self.cosines for name, at in spans.items()
-        ]
+        looks = [(of, name, *self.rank_correlation(of, at)) for of in self.cosines for name, at in spans.items()]
         known = [look for look in looks if not math.isnan(look[3])]
         parts = [
             f"{layers}, {name} {value:+.2f} (p {p_text(p)})"

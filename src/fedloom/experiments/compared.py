@@ -309,9 +309,7 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
             by_verdict.setdefault(verdict, []).append(
                 f"{row.task} ({row.metric} {text})" if verdict != "unknown" else row.task
             )
-        parts = [
-            f"{said} {', '.join(by_verdict[verdict])}" for verdict, (_, said) in _SAID.items() if verdict in by_verdict
-        ]
+        parts = [f"{said} {', '.join(by_verdict[one])}" for one, (_, said) in _SAID.items() if one in by_verdict]
         if parts:
             lines.append(f"{'site ' * site.isdecimal()}{site} {'; '.join(parts)}.")
     lines.append(

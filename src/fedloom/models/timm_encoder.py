@@ -74,9 +74,7 @@ class TimmPyramid(PyramidEncoder):
             raise RecipeError(f"{what}: expected maps of (channels, height) {expected}, found {sizes}; update timm")
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        maps: list[Tensor] = self.net.forward_intermediates(
-            x, indices=self.levels, output_fmt="NCHW", intermediates_only=True
-        )
+        maps = self.net.forward_intermediates(x, indices=self.levels, output_fmt="NCHW", intermediates_only=True)
         if self.norms is None:
             return maps
         return [norm(m.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) for norm, m in zip(self.norms, maps, strict=True)]

@@ -107,11 +107,7 @@ def _by_torch_itself(norm: nn.Module) -> None:
 def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return integer buffers that belong to the model's state, such as batch norm's counter, but not unsaved tables."""
     saved = module.state_dict(keep_vars=True)
-    return {
-        name: b
-        for name, b in module.named_buffers()
-        if name in saved and not b.is_floating_point() and not b.is_complex()
-    }
+    return {n: b for n, b in module.named_buffers() if n in saved and not b.is_floating_point() and not b.is_complex()}
 
 
 class FeatureRecorder:
@@ -311,8 +307,6 @@ def export_state(optimizer: Stepper | torch.optim.Optimizer) -> State:
 def import_state(optimizer: Stepper | torch.optim.Optimizer, state: State) -> None:
     """Invert `export_state`; the given tensors are copied."""
     pieces = _pieces(optimizer)
-    for i, values in state.items():
+    for i, of in state.items():
         piece = pieces[int(i)]
-        optimizer.state[piece] = {
-            k: v.clone() if k == "step" else v.to(piece.device, copy=True) for k, v in values.items()
-        }
+        optimizer.state[piece] = {k: v.clone() if k == "step" else v.to(piece.device, copy=True) for k, v in of.items()}

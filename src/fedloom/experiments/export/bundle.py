@@ -326,9 +326,7 @@ class Bundle:
         if isinstance(value, dict) and (version := value.get("fedloom")) != __version__:
             warn(f"{file}: fedloom {found(version)} wrote it, and this is fedloom {__version__}")
         about = section_of(About, value, str(file), StateError)
-        tasks = tuple(
-            as_task(task, f"{file}, tasks[{place}]", StateError, "class") for place, task in enumerate(about.tasks)
-        )
+        tasks = tuple(as_task(task, f"{file}, tasks[{i}]", StateError, "class") for i, task in enumerate(about.tasks))
         recipe = load(folder / RECIPE, origin=Origin.ELSEWHERE)
         try:
             with at(str(file)):

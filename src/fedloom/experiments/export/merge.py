@@ -174,10 +174,8 @@ def _written(
         module.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(f"merge: expected models with the parts of {models[0]}: {error}") from None
-    made = {"fedloom": __version__, "method": f"{rule} of {len(models)} models", "licence": licence}
-    facts = like.about.model_copy(
-        update={**made, "client": None, "task": None, "tasks": described(tasks), "table": None}
-    )
+    made = {"fedloom": __version__, "method": f"{rule} of {len(models)} models", "licence": licence, "table": None}
+    facts = like.about.model_copy(update={**made, "client": None, "task": None, "tasks": described(tasks)})
     names = ", ".join(folder.name for folder in models)
     card = (
         f"---\nlicense: {licence}\nlibrary_name: fedloom\n---\n\n# {like.recipe.name}: merged by {rule}\n\n"

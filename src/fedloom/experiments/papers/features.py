@@ -91,11 +91,9 @@ class DomainRun(Finished):
     def views(self) -> tuple[DomainModel, ...]:
         """One model per domain, in the order of the data set; one per client where clients have models of their own."""
         chosen = []
+        able = [client for client in self.built.federation.clients.values() if self.task.name in client.tasks]
         for domain in self.built.dataset.domains:
-            held = [
-                c for c in self.built.federation.clients.values() if c.domain == domain and self.task.name in c.tasks
-            ]
-            views = [self._view(domain, client) for client in held]
+            views = [self._view(domain, client) for client in able if client.domain == domain]
             chosen += views if any(view.personal for view in views) else views[:1]
         return tuple(chosen)
 
