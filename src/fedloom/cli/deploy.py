@@ -110,9 +110,9 @@ def predict(
     if absent is not None:
         raise UserError(f"predict: {absent} does not exist: expected images")
     answers = of_files(bundle or Bundle.read(model), files, file)
-    rows = [{"image": name, **words} for name, words in answers.words if words]
-    lines = [f"{name}: " + ", ".join(f"{t} {text}" for t, text in words.items()) for name, words in answers.words]
-    told = [shared.printable(line) for line, (_, words) in zip(lines, answers.words, strict=True) if words]
+    known = [(name, words) for name, words in answers.words if words]
+    rows = [{"image": name, **words} for name, words in known]
+    told = [shared.printable(f"{name}: {', '.join(map(' '.join, words.items()))}") for name, words in known]
     if len(told) > TOLD:
         told[TOLD:] = [f"... and {len(told) - TOLD} more"]
     written = {"picture": answers.picture, "table": answers.table, "maps": answers.maps}

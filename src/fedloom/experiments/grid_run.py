@@ -194,10 +194,7 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     first: dict[str, Cell] = {}
     for cell in open_:
         first.setdefault(cell.combination, cell)
-    refused: dict[str, str] = {}
-    needs: dict[str, int] = {}
-    if open_:
-        refused, needs = _ask(_probe, {name: by_cell[cell] for name, cell in first.items()}, grid)
+    refused, needs = _ask(_probe, {name: by_cell[cell] for name, cell in first.items()}, grid) if open_ else ({}, {})
     todo = tuple(cell for cell in open_ if cell.combination not in refused)
     # what was refused earlier still holds for combinations that this call did not ask about
     known = {cell.combination for cell in by_cell}
