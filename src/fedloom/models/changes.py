@@ -56,6 +56,7 @@ class Linearised(Encoder):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map B x ... to B x features."""
         theta = {name: p for name, p in self.named_parameters() if p.requires_grad}
         pieces = self.get_buffer("origin").split([p.numel() for p in theta.values()])
         theta0 = {name: piece.view_as(p) for piece, (name, p) in zip(pieces, theta.items(), strict=True)}
@@ -193,6 +194,7 @@ class PublicOutputs:
     any_model = True
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        """Change the model in place."""
         if model.public is None:
             why = "nodes with data of their own share no examples; give one as fl.Federation(public=...)"
             raise RecipeError(f"the method sends predictions on a public set, but there is none: {why}")

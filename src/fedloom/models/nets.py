@@ -74,6 +74,7 @@ class SmallCNN(Encoder):
         self.linear = nn.Linear(2 * width * (height // 2 // pool[0]) * (breadth // 2 // pool[1]), hidden)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map B x C x H x W to B x hidden."""
         x = max_pool2d(relu(self.conv1(x)), 2)
         x = max_pool2d(relu(self.conv2(x)), self.pool)
         return relu(self.linear(x.flatten(1)))
@@ -89,6 +90,7 @@ class MLP(Encoder):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map B x ... to B x hidden[-1]."""
         x = x.flatten(1)
         for layer in self.layers:
             x = relu(layer(x))
@@ -134,6 +136,7 @@ class ResNet(Encoder):
         self.stages = nn.Sequential(*(BasicBlock(a * width, b * width, b // a, norm) for a, b in widths))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map B x C x H x W to B x 8 width."""
         return self.stages(relu(self.norm(self.stem(x)))).mean((2, 3))
 
 
@@ -150,6 +153,7 @@ class TinyPyramid(PyramidEncoder):
         self.stages = nn.ModuleList(BasicBlock(a, b, 2, norm) for a, b in itertools.pairwise((width, *self.channels)))
 
     def forward(self, x: Tensor) -> list[Tensor]:
+        """Map B x C x H x W to four maps, finest first."""
         x = relu(self.norm(self.stem(x)))
         maps = []
         for stage in self.stages:
@@ -188,6 +192,7 @@ class Conv1d(Encoder):
         self.linear = nn.Linear(widths[-1], hidden)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map B x C x T to B x hidden."""
         x = x[:, :, None]
         for conv in self.convs:
             x = max_pool2d(relu(conv(x)), (1, 2))

@@ -74,6 +74,7 @@ class TimmPyramid(PyramidEncoder):
             raise RecipeError(f"{what}: expected maps of (channels, height) {expected}, found {sizes}; update timm")
 
     def forward(self, x: Tensor) -> list[Tensor]:
+        """Map B x C x H x W to feature maps (B x C_i x H/s_i x W/s_i), finest first."""
         maps = self.net.forward_intermediates(x, indices=self.levels, output_fmt="NCHW", intermediates_only=True)
         if self.norms is None:
             return maps
@@ -150,6 +151,7 @@ class TimmEncoder(Encoder):
         self.features = self.net.head_hidden_size
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map B x C x H x W to B x features."""
         return self.net(x)
 
     seen = TimmPyramid.seen

@@ -229,6 +229,7 @@ class Measures(Metric):
         return {name: values[name] for name in self.names}
 
     def cheap(self) -> Metric:
+        """Return the measures that are not costly."""
         left = [measure for measure in self.measures if not measure.costly]
         known = {name for measure in left for name in measure.all()}
         names = [name for name in self.names if name in known]
@@ -236,6 +237,7 @@ class Measures(Metric):
 
     @property
     def confusion(self) -> Tensor | None:
+        """The matrix of the first measure that has one."""
         return next((measure.matrix for measure in self.measures if measure.matrix is not None), None)
 
 
@@ -618,6 +620,7 @@ class Semseg(DenseTask):
 
     @property
     def metrics(self) -> Mapping[str, Direction]:
+        """The chosen ones, the mean IoU and the share of right pixels."""
         return dict.fromkeys((*self.judge, "miou", "pixel_accuracy"), "max")
 
     def __post_init__(self) -> None:
@@ -755,6 +758,7 @@ class Depth(DenseTask):
         return _total(metres.unsqueeze(1), valid)
 
     def constant(self, mean: Tensor) -> Tensor:
+        """Return the mean in metres, as the head says it."""
         return mean.log1p() if self.log else mean
 
 
@@ -783,6 +787,7 @@ class Edge(BinaryTask):
 
     @property
     def metrics(self) -> Mapping[str, Direction]:
+        """`odsf`, if asked for, and those of `PlainEdgeF`."""
         return dict.fromkeys((*(("odsf",) if self.ods else ()), "edge_f_plain", *PlainEdgeF.AT_HALF), "max")
 
     @property
@@ -794,6 +799,7 @@ class Edge(BinaryTask):
         return edge_bce(output, target, self.positive_weight, self.negative_weight)
 
     def metric(self) -> Measures:
+        """Return the F of edges, once or twice."""
         plain = PlainEdgeF(self.thresholds)
         measures = (OdsF(self.max_dist, self.thresholds, self.protocol), plain) if self.ods else (plain,)
         return Measures(self.name, self.metrics, *measures)

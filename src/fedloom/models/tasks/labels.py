@@ -258,6 +258,7 @@ class Classification(Linear):
 
     @property
     def metrics(self) -> Mapping[str, Direction]:
+        """The chosen ones, accuracy and macro-F1."""
         return {**directions(self.judge, self.chosen_from), "accuracy": "max", "macro_f1": "max"}
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -408,6 +409,7 @@ class Regression(Linear):
 
     @property
     def metrics(self) -> Mapping[str, Direction]:
+        """The chosen ones, RMSE and R2."""
         return {**directions(self.judge, NUMBERS), "rmse": "min", "r2": "max"}
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -429,6 +431,7 @@ class Regression(Linear):
         return output * self.std + self.mean
 
     def metric(self) -> Metric:
+        """Return new scores of outputs in the labels' own unit."""
 
         def in_units(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
             return self.predictions(output[:, 0].double()), target.double()
