@@ -6,6 +6,8 @@ import csv
 import re
 import subprocess
 from collections import defaultdict
+from functools import cache
+from itertools import permutations
 from pathlib import Path
 from statistics import fmean
 
@@ -13,9 +15,14 @@ import pytest
 
 from fedloom.study.claims import file_of, load_claims, verdicts
 from fedloom.study.grid import load_grid, names
+from fedloom.study.results import change, read_seeds
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAGE = (RESULTS / "peers-growth.md").read_text(encoding="utf-8")
+NUMBER = r"([+-]?\d+\.\d+)"
+GAIN = re.compile(rf"{NUMBER} %[^()%]{{0,40}}?[(,] ?(?:95 % CI )?{NUMBER} to {NUMBER}")
+"""A gain in percent with its interval: "+6.1 % (5.2 to 6.9)", "1.7 % behind (-2.3 to -1.1)"."""
+Gain = tuple[float, float, float]
 
 
 def numbers(name: str) -> list[dict[str, str]]:
@@ -116,3 +123,49 @@ def test_every_table_has_a_command_that_makes_it_again() -> None:
     asked = subprocess.run(["make", "-n", *targets], cwd=root, capture_output=True, text=True, check=False)
     assert asked.returncode == 0, asked.stderr
     assert "fedloom grid claims/fedhca2-scenes --out grids/claims/fedhca2-scenes" in asked.stdout
+
+
+@cache
+def gains_of_seeds() -> list[Gain]:
+    """The gain of every method over every other one of a grid, with the ends of its interval."""
+    found = []
+    for file in (RESULTS / "seeds").glob("*.csv"):
+        seeds = read_seeds(file)
+        for data in dict.fromkeys(line.data for line in seeds.lines):
+            values = {method: seeds.values(data, method) for method in seeds.methods(data)}
+            for one, other in permutations(values, 2):
+                if gain := change(values[one], values[other], seeds.directions(data), seeds.ratio(data)):
+                    found.append((gain.mean, gain.mean - gain.half, gain.mean + gain.half))
+    return found
+
+
+def gains_of_tables() -> list[Gain]:
+    """Those of tests and of tournaments."""
+    texts = [file.read_text("utf-8") for file in (RESULTS / "tables").iterdir()]
+    texts += [file.read_text("utf-8") for file in RESULTS.glob("tournament-*.md")]
+    ends = rf"\| {NUMBER} (?:\| \[{NUMBER}, {NUMBER}\]|\({NUMBER} to {NUMBER}\))"
+    each = [tuple(float(end) for end in of if end) for text in texts for of in re.findall(ends, text)]
+    rows = [row for name in ("tournament-office.csv", "tournament-eight-real.csv") for row in numbers(name)]
+    halves = [(float(row["delta"]), float(row["half"])) for row in rows]
+    return [(a, b, c) for a, b, c in each] + [(mean, mean - half, mean + half) for mean, half in halves]
+
+
+def not_among(text: str, known: list[Gain]) -> list[Gain]:
+    """The gains of a text that are none of the known ones; "behind" may turn the sign of the gain, or of all."""
+    told = [(float(a), float(b), float(c)) for a, b, c in GAIN.findall(" ".join(text.split()))]
+    assert told
+    signs = [*known, *((-a, -c, -b) for a, b, c in known), *((-a, b, c) for a, b, c in known)]
+    ways = {(round(a, 1), round(b, 1), round(c, 1)) for a, b, c in signs}
+    return [gain for gain in told if gain not in ways]
+
+
+def test_gains_on_the_page_of_methods_are_those_of_seeds_and_tables() -> None:
+    page = (RESULTS.parent / "which-method.md").read_text("utf-8")
+    assert not_among(page, gains_of_seeds() + gains_of_tables()) == []
+
+
+@pytest.mark.parametrize("page", ["dfmtl", "f2dc", "feddea", "fedhca2", "matu"])
+def test_gains_beside_a_verdict_are_those_of_seeds(page: str) -> None:
+    lines = (RESULTS / f"{page}.md").read_text("utf-8").splitlines()
+    verdicts = "\n".join(line for line in lines if re.search(r"[✓✗?] \*\*", line))
+    assert not_among(verdicts, gains_of_seeds()) == []
