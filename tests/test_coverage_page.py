@@ -119,6 +119,15 @@ def test_a_claim_is_small_only_where_the_rule_accepts_its_benchmark() -> None:
         assert all(state.startswith("small" if accepted else "cannot tell") for state in states), (grid, states)
 
 
+def test_a_claims_grid_has_as_many_runs_as_on_the_page_of_claims() -> None:
+    page = (RULES.parent / "claims.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(claims/[\w-]+)` \| (\d+) \|", page, re.MULTILINE))
+    cells = [(re.findall(GRID, row["command"]), re.findall(r"\((\d+) runs\)", row["state"])) for _, row in rows()]
+    counted = [(grids[0], runs[0]) for grids, runs in cells if runs and grids and grids[0] in told]
+    assert len(counted) > 1
+    assert [(grid, runs) for grid, runs in counted if told[grid] != runs] == []
+
+
 def test_tests_that_it_names_exist() -> None:
     named = quoted("test")
     assert len(named) > 100
