@@ -365,6 +365,19 @@ def test_a_client_of_one_class_has_no_number_and_the_others_have(tmp_path: Path)
     assert "P: odsf of edge: no value at 1 of 4 clients (c3), at seed 1." in tabulate(*open_folder(folder)).notes
 
 
+def test_a_mean_gain_of_0_is_not_shown_as_its_rounding(tmp_path: Path) -> None:
+    numbers = {"A1": (0.5, 0.5, 0.5), "A2": (0.6, 0.7, 0.2)}
+    cells = {
+        ("P", name, "-", seed): {"c0": {"edge": value}, "c1": {"edge": value + (name == "A2") / 10}}
+        for name, of in numbers.items()
+        for seed, value in enumerate(of, 1)
+    }
+    made = against_base(write_grid(tmp_path, thesis(["A1", "A2"], 1, 2, 3), cells))
+    (test,) = (t for t in made.tests if t.row and t.row.task == "edge")
+    assert 0 < abs(test.worst) < 1e-15
+    assert made.as_table().lines[0][-1] == "+0"
+
+
 def test_clients_are_paired_by_their_means_over_seeds(tmp_path: Path) -> None:
     numbers = {("A1", 1): (1.0, 2.0, 3.0, 4.0), ("A1", 2): (1.2, 2.4, 2.0, 4.0)}
     numbers |= {("A2", 1): (0.5, 1.7, 2.9, 4.1), ("A2", 2): (0.9, 2.0, 1.0, 4.3)}

@@ -168,7 +168,7 @@ class Contrasts(HasTable):
         for t in self.tests:
             name = (t.label if many else t.method) + (f" vs {t.base}" if len(bases) > 1 else "")
             f = t.change
-            numbers: list[str] = [f"[{f.low:+.4g}, {f.high:+.4g}]" if f else t.state]
+            numbers: list[str] = [f"[{_signed(f.low)}, {_signed(f.high)}]" if f else t.state]
             if t.verdict is not None:
                 numbers.append(t.verdict.in_words(" %" if t.row is None else ""))
             numbers += ["-" if t.row is None or math.isnan(t.percent) else f"{t.percent:+.2f}"]
@@ -178,9 +178,9 @@ class Contrasts(HasTable):
                 numbers += [f"{f.t:.2f}", p_text(f.p), p_text(t.holm), f"{p_text(f.wilcoxon)} ({p_text(f.least)})"]
                 numbers += [f"{f.d_z:.2f}", "-" if f.n < 3 else f"{f.g_z:.2f}"]
                 numbers += ["-" if t.row is None else f"{f.d_av:.2f}"]
-            of_clients = ["-", "-"] if math.isnan(t.better) else [f"{t.better:.0%}", f"{t.worst:+.4g}"]
+            of_clients = ["-", "-"] if math.isnan(t.better) else [f"{t.better:.0%}", _signed(t.worst)]
             task = "Δm %" if t.row is None else str(t.row)
-            lines.append((name, task, str(len(t.gains)), f"{t.mean:+.4g}", *numbers, *of_clients))
+            lines.append((name, task, str(len(t.gains)), _signed(t.mean), *numbers, *of_clients))
         overall, of_tasks = self.families.values()
         family = f"Holm: over the tests of Δm ({overall}) and, apart from these, over those of tasks ({of_tasks})."
         clients: tuple[str, ...] = (NOT_INDEPENDENT,) if self.over == "clients" else ()
@@ -212,6 +212,11 @@ class Contrasts(HasTable):
             found = ("", t.smallest, math.nan) if v is None else (v.label, t.smallest, v.detectable)
             lines.append((t.data, t.method, t.base, *row, *pairs, t.mean, *numbers, self.split, t.state, *found))
         return Records(CSV, lines)
+
+
+def _signed(gain: float) -> str:
+    """Return a gain as text; rounding of a mean of 0, such as 1e-17, is none."""
+    return f"{0.0 if abs(gain) < NOISE else gain:+.4g}"
 
 
 def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
