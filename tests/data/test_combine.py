@@ -357,7 +357,8 @@ def test_features_that_are_kept_are_found_without_loading_data_or_encoder(two_fi
         without.setattr(combine, "load", None)
         again = embed(of)
     assert again.tasks == first.tasks
-    assert (again.name, again.domains, again.redrawn) == (first.name, first.domains, first.redrawn)
+    for known in ("name", "domains", "redrawn", "drawn_from"):
+        assert getattr(again, known) == getattr(first, known)
     for split in ("train", "test"):
         one, other = getattr(first, split), getattr(again, split)
         assert torch.equal(one.images, other.images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 import fedloom
 from fedloom.errors import StateError
 from fedloom.experiments.tune import tuning_seeds
+from fedloom.federation.rounds.build import build
 from fedloom.federation.runs.reader import Run
 from fedloom.study.claims import sensitivities, sensitivity
 from fedloom.study.comparison import compare
 from fedloom.study.grid import Cell, load_grid, names, recipes
-from fedloom.study.results import SeedLine, Seeds, at_constant, falling, losses, uneven
+from fedloom.study.results import SeedLine, Seeds, at_constant, falling, losses, of_seeds, uneven
 from grid_support import CONSTANT_ROW, WORSE, benchmark, paper_grid
 from tests_support import load_recipe
 
@@ -87,6 +89,32 @@ def test_a_constant_prediction_that_varies_does_not_widen_the_interval() -> None
     apart = [replace(line, seed=line.seed + 10 * (line.method == "Local")) for line in lines]
     with pytest.raises(StateError, match="D: .* have no seed in common"):
         sensitivity(Seeds("", tuple(apart)), "D")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "examples"),
+    [
+        ("digits-tasks", [], lambda data: len(data.train) + len(data.test)),
+        ("benchmarks/scenes", ["data.count=40", "data.test_count=4"], lambda data: math.inf),
+    ],
+)
+def test_validation_examples_are_counted_against_all_that_seeds_draw_from(
+    recipe: str, change: list[str], examples: Any
+) -> None:
+    built = build(load_recipe(*change, recipe=recipe))
+    clients = built.federation.clients.values()
+    share = sum(len(c.val) for c in clients) / sum(len(c.train) + len(c.val) for c in clients)
+    few = share * len(built.dataset.train)
+    assert few > 0
+    assert built.about["validated"] == pytest.approx(few / (examples(built.dataset) - few))
+
+
+def test_the_ratio_is_that_of_the_part_that_was_measured(tmp_path: Path) -> None:
+    grid = benchmark(tmp_path)
+    for number, file in enumerate(sorted(tmp_path.rglob("run.json"))):
+        info = json.loads(file.read_text())
+        file.write_text(json.dumps({**info, "partition_hash": f"{number}", "validated": 0.2, "redrawn": 0.5}))
+    assert {line.ratio for line in of_seeds(grid, tmp_path, "val").lines} == {0.2}
 
 
 def test_the_fall_is_that_of_a_tenth_of_the_rounds(tmp_path: Path) -> None:

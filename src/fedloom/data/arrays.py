@@ -162,6 +162,7 @@ def arrays(
         if not len(parts[1].inputs):
             lacks = "no class has two examples" if group is None else f"no domain has two groups ({group!r})"
             raise DataError(f"{where}: {lacks}, so no test part can be split off")
+    drawn_from = len(parts[0].inputs)
     parts = prepare.limited(parts, limit, seed)
     if dense:
         from fedloom.data.dataset import Dataset
@@ -182,6 +183,7 @@ def arrays(
     doubts += doubtful_axes(data.input_shape, data.signal, "data.axes={}") if axes is None else ()
     doubts += far_off(_moments_by_domain(inputs[0], parts[0].domain, data), data.signal)
     more: dict[str, Any] = {"redrawn": test_fraction is not None, "group": parts[0].group, "doubts": tuple(doubts)}
+    more |= {"drawn_from": drawn_from}
     return replace(data, reading=Reading(turned=axes == "NTC"), **more)
 
 

@@ -117,6 +117,7 @@ def class_folders(
     called: dict[str, tuple[str, ...]] = {}
     around: dict[str, Content] = {}
     inside: dict[str, Content] = {}
+    drawn_from = 0
     for name, both in pieces.items():
         where = f"class-folders, set {name!r}"
         for split in SPLITS:
@@ -133,6 +134,7 @@ def class_folders(
             inside |= {f"{name}/{split}/{kind}": found for kind, found in own.items()}
             images, numbers = _labelled(folder, own)
             kept = prepare.subset(len(images), limit, seed, split)
+            drawn_from += len(images) * (split == "train")
             column = np.array([called[name].index(kind) for kind in kinds])[numbers[kept]]
             both[split] = {name: column}, [images[i].relative_to(base).as_posix() for i in kept]
 
@@ -145,7 +147,7 @@ def class_folders(
 
     counts = {name: len(kinds) for name, kinds in called.items()}
     built = combine("class-folders", pieces, counts, examples)
-    return replace(built, classes=called, doubts=left_out(around, inside))
+    return replace(built, classes=called, doubts=left_out(around, inside), drawn_from=drawn_from)
 
 
 @dataclass(frozen=True, eq=False)
@@ -393,11 +395,12 @@ def cifar10(seed: int, *, root: str, limit: Count | None = None) -> Dataset:
     else:
         get = f"mkdir -p '{folder}' && curl -fL {URL} | tar xz -C '{folder}'"
         raise DataError(f"cifar10: neither {BINARY} nor {PICKLED} is in {folder.absolute()}. To download: {get}")
-    halves = prepare.limited([Part(images, {TASK: labels.astype(np.int64)}) for images, labels in parts], limit, seed)
+    whole = [Part(images, {TASK: labels.astype(np.int64)}) for images, labels in parts]
+    halves = prepare.limited(whole, limit, seed)
     for half in halves:
         half.inputs = torch.from_numpy(np.ascontiguousarray(half.inputs))
     normal = prepare.channel_statistics(halves[0].inputs)
-    return of_classes("cifar10", {TASK: 10}, halves, normal, classes={TASK: NAMES})
+    return of_classes("cifar10", {TASK: 10}, halves, normal, classes={TASK: NAMES}, drawn_from=len(whole[0].inputs))
 
 
 def _binary(files: list[Path]) -> tuple[Array, Array]:

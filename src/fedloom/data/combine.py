@@ -58,10 +58,11 @@ def nodes(seed: int) -> Dataset:
 
 
 def _joined(sets: Mapping[str, Dataset], groups: Sequence[tuple[Array | None, int]]) -> dict[str, Any]:
-    """Return what a data set made of sets has of all: whether tests are redrawn, their doubts and groups."""
+    """Return what a data set made of sets has of all: their doubts and groups, and what each seed draws anew."""
     doubts = tuple(f"set {name!r}: {doubt}" for name, dataset in sets.items() for doubt in dataset.doubts)
     redrawn = any(dataset.redrawn for dataset in sets.values())
-    return {"redrawn": redrawn, "doubts": doubts, "group": prepare.joined_groups(groups)}
+    drawn_from = sum(dataset.drawn_from or len(dataset.train) for dataset in sets.values())
+    return {"redrawn": redrawn, "drawn_from": drawn_from, "doubts": doubts, "group": prepare.joined_groups(groups)}
 
 
 def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -427,6 +428,7 @@ def embedded(
 
         both = part(data.train), part(data.test)
         more: dict[str, Any] = {"redrawn": data.redrawn, "doubts": data.doubts, "group": data.group}
+        more |= {"drawn_from": data.drawn_from}
         return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal, **more)
 
     place = _place(seed, of, encoder, weights)
@@ -484,7 +486,7 @@ def _stored(data: Dataset) -> dict[str, Array]:
     """Return a data set of features and classes as arrays; what is no array is JSON."""
     counts = {task.name: task.channels for task in data.tasks}
     about: dict[str, Any] = {"name": data.name, "tasks": [*counts.items()], "domains": data.domains}
-    about |= {"redrawn": data.redrawn, "doubts": data.doubts}
+    about |= {"redrawn": data.redrawn, "drawn_from": data.drawn_from, "doubts": data.doubts}
     arrays: dict[str, Array] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
     if data.group is not None:
         arrays["group"] = np.unique(data.group, return_inverse=True)[1]
@@ -508,6 +510,7 @@ def _restored(arrays: Mapping[str, Array]) -> Dataset:
         x, labels = torch.from_numpy(arrays[f"{split}-features"]), arrays[f"{split}-labels"]
         parts.append(Part(x, dict(zip(counts, labels, strict=True)), arrays.get(f"{split}-domain")))
     more = {"redrawn": about["redrawn"], "doubts": tuple(about["doubts"]), "group": arrays.get("group")}
+    more |= {"drawn_from": about["drawn_from"]}
     return of_classes(about["name"], counts, parts, (), tuple(about["domains"]), **more)
 
 

@@ -383,6 +383,7 @@ class Dataset:
     private   noise on what sites send of a table (a `Noise`) -> the same data set, preprocessed by that; None: nothing
               is sent, or no noise can be added
     redrawn   whether each seed draws the test part anew from the examples that others train on
+    drawn_from  how many examples each seed draws the train part from, infinity for new ones; None: as many as it has
     reading   how files become inputs
     public    inputs (n x ...), as models take them, that everybody has; no client trains on them
     models    client -> a model of its own, as `fl.run(model=...)` takes it
@@ -403,6 +404,7 @@ class Dataset:
     doubts: tuple[str, ...] = ()
     private: Callable[[Any], Dataset] | None = None
     redrawn: bool = False
+    drawn_from: float | None = None
     reading: Reading = Reading()
     public: Tensor | None = None
     models: Mapping[str, Any] = field(default_factory=dict)
@@ -418,6 +420,12 @@ class Dataset:
         """The examples of the smaller of the two parts over those of the larger one."""
         small, large = sorted((len(self.train), len(self.test)))
         return small / large
+
+    def ratio_of(self, share: float) -> float:
+        """Return the examples of a share of the train part that each seed draws anew over all others that it draws
+        from."""
+        whole = (self.drawn_from or len(self.train)) + len(self.test) * self.redrawn
+        return share * len(self.train) / (whole - share * len(self.train))
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -159,7 +159,7 @@ def dataset(
     no_repeats(name, "task", tasks)
     need_memory(keep * 1e9, f"{name}: data.keep")
     kinds: dict[str, DenseKind] = {task: task for task in tasks}
-    ready, memory = [], Memory(keep * 1e9)
+    ready, memory, drawn_from = [], Memory(keep * 1e9), 0
     for which, training in (("train", resolve(augment)), ("test", None)):
         part = open_split("train" if which == "train" else "val")
         total = len(part.names)
@@ -167,6 +167,7 @@ def dataset(
             if not has.any():
                 raise DataError(f"{name}, {which}: none of {total} images has a label of task {task!r}")
         kept = subset(total, limit, seed, which)
+        drawn_from = drawn_from or total
         annotated: dict[str, Array] = {task: part.annotated[task][kept] for task in tasks}
         single = Kept(part.reader, which, memory) if keep else part.reader
         reader = DenseFiles(single, Dense(kinds, size, training), tuple(kept.tolist()))
@@ -176,7 +177,7 @@ def dataset(
             ItemExamples(reader, len(kept), (3, *size), annotated=annotated, mark=mark, held=held, files=part.files)
         )
     heads = tuple(KINDS[task](task, **options.get(task, {})) for task in tasks)
-    return Dataset(name, heads, ready[0], ready[1])
+    return Dataset(name, heads, ready[0], ready[1], drawn_from=drawn_from)
 
 
 def find(name: str, root: str, what: str, advice: str) -> Path:

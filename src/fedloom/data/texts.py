@@ -131,6 +131,7 @@ def texts(
             value = repr(strange[0]) if strange else "an empty cell"
             table.column(split).fail(f"expected train or test in each row, found {value}")
         halves, advice = [pool.take(part[there] == number) for number in range(len(SPLITS))], ""
+    drawn_from = len(halves[0].inputs)
     halves = prepare.limited(halves, limit, seed)
     for half, name in zip(halves, SPLITS, strict=True):
         if not len(half.inputs):
@@ -152,7 +153,7 @@ def texts(
     for half, part_of in zip(halves, (train, test), strict=True):
         half.inputs = torch.from_numpy(own.tokens(part_of))
     counts = {task: len(classes) for task, classes in names.items()}
-    more: dict[str, Any] = {"classes": names, "words": own, "notes": tuple(notes)}
+    more: dict[str, Any] = {"classes": names, "words": own, "notes": tuple(notes), "drawn_from": drawn_from}
     more |= {"signal": own.signal, "redrawn": split is None, "doubts": tuple(_doubts(own, train, test))}
     with at(where):
         return of_classes(Path(where).name.split(".")[0], counts, halves, (), domains, **more)

@@ -97,10 +97,12 @@ class Side:
 
     @property
     def ratio(self) -> float:
-        """Where the seeds redraw the test part from one pool, the ratio of `against_zero`; else 0."""
-        if len({run.info.get("data_hash") for run in self.runs.values()}) < 2:
+        """Where the seeds redraw the measured part from one pool, the ratio of `against_zero`; else 0."""
+        on_val = any(final.split == "val" for final in self.finals.values())
+        drawn, ratio = ("partition_hash", "validated") if on_val else ("data_hash", "redrawn")
+        if len({run.info.get(drawn) for run in self.runs.values()}) < 2:
             return 0.0
-        return max(run.info.get("redrawn", 0.0) for run in self.runs.values())
+        return max(run.info.get(ratio, 0.0) for run in self.runs.values())
 
     @cached_property
     def fall(self) -> float:
@@ -716,7 +718,7 @@ class SeedLine:
     falling: float
     """Percent by which it still falls per tenth of the rounds; nan where that is unknown."""
     ratio: float
-    """Where the seeds redraw the test part from one pool, the ratio of `against_zero`; else 0."""
+    """Where the seeds redraw the measured part from one pool, the ratio of `against_zero`; else 0."""
 
 
 @dataclass(frozen=True)

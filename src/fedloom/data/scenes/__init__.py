@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -90,9 +91,8 @@ def scenes(
     )
     heads = tuple(KINDS[name](name, *((len(CLASSES),) if name == "semseg" else ())) for name in names)
     called = {"semseg": CLASSES, "human_parts": PARTS}
-    return Dataset(
-        "scenes", heads, train, test, domains, classes={name: called[name] for name in names if name in called}
-    )
+    known = {str(name): called[name] for name in names if name in called}
+    return Dataset("scenes", heads, train, test, domains, classes=known, drawn_from=math.inf)
 
 
 def _examples(settings: dict[str, object], names: tuple[DenseKind, ...], augment: Augment | None) -> Examples:

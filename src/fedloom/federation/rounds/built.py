@@ -115,6 +115,7 @@ class Built(Common):
             "layout_hash": self.layout.hash,
             "data_hash": self.data_hash,
             **({"redrawn": self.dataset.ratio} if self.dataset.redrawn else {}),
+            **({"validated": self.dataset.ratio_of(share)} if (share := self.validated) else {}),
             "inputs_hash": hashlib.sha256(contents(self.dataset.train) + contents(self.dataset.test)).hexdigest()[:16],
             "frozen_hash": self.frozen_hash,
             **({"graph_hash": self.graph_hash} if self.recipe.peers is not None and self.whole else {}),
@@ -140,6 +141,13 @@ class Built(Common):
                 for c in self.federation.clients.values()
             },
         }
+
+    @property
+    def validated(self) -> float:
+        """The share of the clients' training examples that validates; 0 where it is unknown."""
+        sizes = [(len(c.train), len(c.val)) for c in self.federation.clients.values() if c.counted]
+        train, val = (sum(each) for each in zip(*sizes, strict=True)) if sizes else (0, 0)
+        return 0.0 if self.deployed or not val else val / (train + val)
 
     @property
     def origins(self) -> dict[str, dict[str, str | None]]:

@@ -82,7 +82,7 @@ _INFO = _open(
     tasks=_Dict[str, _TASK],
     clients=_Dict[str, _CLIENT],
     status=str,
-    redrawn=_Maybe[float],
+    **dict.fromkeys(("redrawn", "validated"), _Maybe[float]),
     files=_Maybe[dict[str, list[int | str]]],
     changes=_Maybe[_List[_CHANGE]],
     recipe=_Maybe[dict[str, Any]],
