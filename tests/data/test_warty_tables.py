@@ -487,6 +487,21 @@ def test_a_comma_after_a_leading_zero_is_decimal(tmp_path: Path) -> None:
     assert "the comma in numbers such as '1,100' may be" in init(tmp_path, (table.replace(";0,", ";1,"), ""))[1]
 
 
+def test_a_class_with_a_decimal_comma_is_the_one_without(tmp_path: Path) -> None:
+    """A spreadsheet writes 0 and 1 of a column with empty cells as 0,0 and 1,0; another site's file has 0 and 1."""
+    made = [[*row, "" if i % 7 == 0 else f"{i % 2},0", f"{i % 4},0", ("1,0", "0,0", "n/a")[i // 7 % 3]]
+            for i, row in enumerate(rows())]  # fmt: skip
+    table = text(made, [*HEAD, "smoker", "grade", "died"], ";").replace(".", ",")
+    code, said = init(tmp_path, (table, "", ("--labels", "ill,died", "--missing", "n/a")))
+    assert (code, "smoker (yes/no), grade (category)" in said) == (0, True), said
+    recipe = yaml.safe_load((tmp_path / "t.yaml").read_text())
+    assert recipe["data"]["tasks"]["died"]["classes"] == ["0", "1"]
+    found = read(tmp_path / "t.csv", None, ["n/a"])
+    assert found.column("grade").distinct == ["0", "1", "2", "3"]
+    assert found.column("died").coded(["0,0", "1,0"])[1] == []  # as a recipe may list them
+    assert read(tmp_path / "t.csv", None, [1]).column("died").distinct == ["0", "n/a"]
+
+
 def test_commas_that_another_file_would_decide_are_refused(tmp_path: Path) -> None:
     def made(cell: str) -> str:
         return text(

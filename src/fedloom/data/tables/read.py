@@ -208,7 +208,7 @@ def _commas(column: str, frames: Mapping[str, pandas.DataFrame]) -> str:
     decimal, other = "", ""
     for name, one in frames.items():
         texts = [text_of(cell) for cell in one[column].dropna().unique()] if column in one.columns else []
-        if any(_COMMA.fullmatch(text) and not THOUSANDS.fullmatch(text) for text in texts):
+        if any(map(_is_decimal, texts)):
             decimal = decimal or name
         elif any(THOUSANDS.fullmatch(text) or _POINT.fullmatch(text) for text in texts):
             other = other or name
@@ -316,6 +316,17 @@ def number_of(text: str, comma: Literal["", "decimal", "thousands"] = "") -> flo
     return None
 
 
+def _is_decimal(text: str) -> bool:
+    """Return whether a text is a number with a decimal comma for certain: 1,234 may be a thousand."""
+    return _COMMA.fullmatch(text) is not None and not THOUSANDS.fullmatch(text)
+
+
+def _point_for_comma(text: str) -> str:
+    """Return a number with a decimal comma as `text_of` writes it, any other text as it is."""
+    number = number_of(text, "decimal")
+    return text if number is None else text_of(number)
+
+
 class Column:
     """One column's cells: as texts or as numbers, whatever they were read as. `where` is for messages."""
 
@@ -371,6 +382,9 @@ class Column:
 
         index, cells = factorize(self.series.astype(object), use_na_sentinel=True)
         texts = [text_of(cell) for cell in cells]
+        if not self.unclear and any(map(_is_decimal, texts)) and not any(map(_POINT.fullmatch, texts)):
+            # 1,0 is the class 1, as 1.0 is in another site's file
+            texts = [text if text in self.codes else _point_for_comma(text) for text in texts]
         numbers = {text: number_of(text) for text in texts if text not in self.codes}
         names = sorted(numbers, key=lambda text: (numbers[text] is None, numbers[text] or 0.0, text))
         places = {name: place for place, name in enumerate(names)}
@@ -407,10 +421,8 @@ class Column:
             codes = self.numeric_codes
             return (np.where(np.isin(values, codes), np.nan, values) if codes else values), []
         # 1,234 may be a thousand or one and a bit: the other cells of the column decide, else nobody does.
-        pointed = any(_POINT.fullmatch(text) for text in self.distinct)
-        decimal = any(_COMMA.fullmatch(text) and not THOUSANDS.fullmatch(text) for text in self.distinct)
-        comma: Literal["", "decimal", "thousands"] = "thousands" if pointed else "decimal" if decimal else ""
-        numbers = [number_of(text, comma) for text in self.distinct]
+        pointed = any(map(_POINT.fullmatch, self.distinct))
+        numbers = [number_of(text, "thousands" if pointed else "") for text in self.distinct]
         strange = [text for text, number in zip(self.distinct, numbers, strict=True) if number is None]
         return self._per_row((np.nan if number is None else number for number in numbers), np.nan), strange
 
@@ -441,7 +453,8 @@ class Column:
 
     def coded(self, names: Sequence[str]) -> tuple[Array, list[str]]:
         """Return each row's position among `names` (-1: missing or not among them), and the texts that are not."""
-        places = {name: place for place, name in enumerate(names)}
+        places = {_point_for_comma(name) if _is_decimal(name) else name: place for place, name in enumerate(names)}
+        places |= {name: place for place, name in enumerate(names)}
         index = self._per_row((places.get(text, -1) for text in self.distinct), -1)
         return index, [text for text in self.distinct if text not in places]
 

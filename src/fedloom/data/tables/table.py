@@ -560,6 +560,8 @@ class OwnTable:
         """Read the table of a recipe's section as that of one client. Raises DataError for what does not fit. With
         `private` the report has shares of clipped numbers."""
         found = read(about["path"], about["site"], about["missing"] or (), about["rename"])
+        if about["site"] is None and found.site is not None:  # all files of a folder are this site's
+            found = replace(found, site=None, frame=found.frame.drop(columns=found.site))
         split = RowSplit(**{key.name: about[key.name] for key in fields(RowSplit)})
         tasks, inputs = about["tasks"], split.without_group(about["inputs"])
         refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())

@@ -29,13 +29,19 @@ _FAB = 10_000_000  # most bytes of an app that Flower sends to the nodes
 _MESSAGE = 2_000_000_000  # most bytes of one message, below the 2 GiB of protobuf
 _SKEW = 60.0  # most seconds by which clocks may differ: node authentication signs times
 _PATIENCE = 10.0
+RECIPE = "recipe.yaml"  # the file that makes a folder a start kit
 _SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 
 
 def findings(
     app: Path, superlink: str | None, root_certificates: Path | None, key: Path | None, home: Path | None
 ) -> Iterator[Finding]:
-    """Yield (check, whether it is good, explanation); nothing is sent but a request for the start page."""
+    """Yield (check, whether it is good, explanation); nothing is sent but a request for the start page.
+
+    `app` is the folder of an app, or a site's start kit, which has the other files, too.
+    """
+    if (app / RECIPE).is_file():
+        key, home, root_certificates = key or app / "auth", home or app / "home", root_certificates or app / "ca.crt"
     yield _guard("versions", _versions)
     yield _guard("app", _app, app)
     yield _guard("sizes", _sizes, app)
@@ -70,7 +76,7 @@ def _versions() -> str:
 
 
 def _read(app: Path) -> tuple[dict[str, Any], Path]:
-    """Return (Flower's section of pyproject.toml, the recipe's path)."""
+    """Return (Flower's section of pyproject.toml, the recipe's path) of an app."""
     file = app / "pyproject.toml"
     if not file.is_file():
         hint = f"; the app is {app / 'app'}" if (app / "app").is_dir() else ""
@@ -83,8 +89,17 @@ def _read(app: Path) -> tuple[dict[str, Any], Path]:
     return flwr, app / package / "recipe.yaml"
 
 
+def _recipe(app: Path) -> Path:
+    """Return the recipe of an app, or of a start kit."""
+    return kit if (kit := app / RECIPE).is_file() else _read(app)[1]
+
+
 def _app(app: Path) -> str:
-    flwr, recipe = _read(app)
+    recipe = _recipe(app)
+    about = f"recipe {load(recipe).name}, sha256 {Offer.of(recipe).sha256}"
+    if recipe.parent == app:
+        return f"{about}, of a start kit"
+    flwr, _ = _read(app)
     size = sum(p.stat().st_size for p in app.rglob("*") if p.is_file() and p.suffix in _SUFFIXES)
     if size > _FAB:
         raise UserError(f"the app has {size} bytes of code and settings, expected at most {_FAB} (Flower's limit)")
@@ -92,14 +107,14 @@ def _app(app: Path) -> str:
         module = str(flwr["components"].get(part, "")).split(":")[0]
         if not (app / (module.replace(".", "/") + ".py")).is_file():
             raise UserError(f"components.{part}: the module {module!r} does not exist")
-    return f"recipe {load(recipe).name}, sha256 {Offer.of(recipe).sha256}, {size} bytes to send"
+    return f"{about}, {size} bytes to send"
 
 
 def _sizes(app: Path) -> str:
     from fedloom.engines.plan import plan
     from fedloom.federation.rounds.build import build
 
-    recipe = load(_read(app)[1])
+    recipe = load(_recipe(app))
     if recipe.data.name == "nodes":
         return "known once nodes have reported what they hold"
     planned = plan(build(recipe))
@@ -113,11 +128,11 @@ def _node(app: Path, home: Path) -> str:
     if not home.is_dir():
         raise UserError(f"{home} is not a folder")
     config = NodeConfig.read(home / "node.yaml")
-    (config.terms or SitePolicy()).agree_to_offer(Offer.of(_read(app)[1]))
+    (config.terms or SitePolicy()).agree_to_offer(Offer.of(_recipe(app)))
     key = f"key {public_key(home)}"
     if config.data is None:
         return f"client {config.client!r}, with its share of the recipe's data, {key}"
-    recipe = load(_read(app)[1])
+    recipe = load(_recipe(app))
     dataset, client = own_data(recipe, config)
     sizes = ", ".join(f"{len(client.part(split))} {split}" for split in ("train", "val", "test"))
     return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples, {key}" + "".join(
@@ -151,8 +166,9 @@ def _superlink(address: str, root_certificates: Path | None) -> Iterator[Finding
         yield _guard("superlink", _connect, host, int(port))
         yield "tls", False, "no --root-certificates: the connection would not be encrypted (--insecure)"
         return
-    yield _guard("tls", _certificate, host, int(port), root_certificates)
-    yield _guard("clock", _clock, host, int(port), root_certificates)
+    yield (tls := _guard("tls", _certificate, host, int(port), root_certificates))
+    if tls[1]:
+        yield _guard("clock", _clock, host, int(port), root_certificates)
 
 
 def _connect(host: str, port: int) -> str:
@@ -162,11 +178,13 @@ def _connect(host: str, port: int) -> str:
 
 def _certificate(host: str, port: int, root: Path) -> str:
     context = ssl.create_default_context(cafile=str(root))
-    with (
-        socket.create_connection((host, port), timeout=_PATIENCE) as raw,
-        context.wrap_socket(raw, server_hostname=host) as link,
-    ):
-        certificate = link.getpeercert() or {}
+    with socket.create_connection((host, port), timeout=_PATIENCE) as raw:
+        try:
+            with context.wrap_socket(raw, server_hostname=host) as link:
+                certificate = link.getpeercert() or {}
+        except ssl.SSLCertVerificationError as error:
+            found = f"{host}:{port}: its certificate does not fit {root} ({error.verify_message})"
+            raise UserError(f"{found}; are this machine's files those of the newest deployment?") from None
     ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
     days = (ends - datetime.now(UTC)).days
     if days < 1:

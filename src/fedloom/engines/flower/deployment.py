@@ -35,6 +35,7 @@ from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import checked, to_yaml
 from fedloom.data.digits import digits
 from fedloom.engines.flower import QUIET
+from fedloom.engines.flower.check import RECIPE
 from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.relay import refuse
 from fedloom.engines.flower.wire import public_key
@@ -156,13 +157,16 @@ def provision(file: Path, out: Path) -> list[Path]:
         (server / "sites" / f"{name}.pub").write_bytes(private_key(kit / "auth"))
         (kit / "home" / "node.yaml").write_text(to_yaml(node), "utf-8")
         keys[name] = public_key(kit / "home")
+        _script(kit / "check.sh", "check.sh", **values)
         _script(kit / "start.sh", "site.sh", site=name, **values)
     listed = ", ".join(f"{name!r}: {key}" for name, key in keys.items())
     app = new(server / "app", recipe, [f"runtime.flower.keys={{{listed}}}", f"runtime.flower.nodes={len(keys)}"])
     authority.issue(server, "server", [about.address])
     _script(server / "start.sh", "server.sh", **values)
-    name = load(next(path for path in app if path.name == "recipe.yaml")).name
-    _script(server / "run.sh", "run.sh", recipe=name, **values)
+    recipe = next(path for path in app if path.name == "recipe.yaml")
+    for name in nodes:  # a site checks its data against the text of the recipe before it starts
+        shutil.copyfile(recipe, out / name / RECIPE)
+    _script(server / "run.sh", "run.sh", recipe=load(recipe).name, **values)
     return [server, *(out / name for name in nodes)]
 
 

@@ -430,10 +430,12 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
         def handle(message: Any, context: Any) -> Any:
             flwr = need("flwr.app", "flower")
             audit: Audit | None = None
+            name = ""
             try:
                 home = home_of(context.node_config)
                 audit = audits.setdefault(home, Audit(home / AUDIT))
                 config = config_of(home, context.node_config)
+                name = f"client {config.client!r}" if what is Node.hello else ""
                 changes = str(context.run_config.get("changes", ""))
                 if changes not in offers:
                     offers[changes] = Offer.of(recipe, changes)
@@ -455,7 +457,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
             except RefusedError as error:  # it quotes what the server sent, or the site's terms
                 if audit is not None:
                     audit.note("refuse", why=plain(str(error), 500))
-                content = encode(None, {"error": str(error)})
+                content = encode(None, {"error": _of(name, str(error))})
             except Exception as error:  # its text may quote a cell, a row or a path of the site: it stays here
                 if isinstance(error, UserError):
                     why = _UNFIT
@@ -466,7 +468,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                 with contextlib.suppress(Exception):  # the audit file may be what is wrong
                     if audit is not None:
                         audit.note("refuse", why=plain(f"{type(error).__name__}: {error}", 500))
-                content = encode(None, {"error": why} | ({} if isinstance(error, RecipeError) else {"again": True}))
+                content = encode(None, {"error": _of(name, why)} | ({} if isinstance(error, RecipeError) else {"again": True}))
             return flwr.Message(content, reply_to=message)
 
         return handle
@@ -477,6 +479,11 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
     app.train("peer")(answer(Node.peer))
     app.evaluate("fedloom")(answer(Node.evaluate))
     return app
+
+
+def _of(name: str, why: str) -> str:
+    """Return why a node refuses, with its client's name: at a hello the server knows only the number of the node."""
+    return why if not name or why.startswith(name) else f"{name}: {why}"
 
 
 def accept(offer: Offer, terms: SitePolicy | None, audit: Audit) -> None:
