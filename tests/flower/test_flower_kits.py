@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import ssl
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ pytest.importorskip("flwr")
 
 from cryptography import x509
 
-from fedloom.engines.flower.check import findings
+from fedloom.engines.flower.check import _superlink, findings
 from fedloom.engines.flower.deployment import deployment, free_port, prepare
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import Run
@@ -62,6 +66,8 @@ def test_a_kit_has_keys_certificate_terms_and_one_command(tmp_path: Path) -> Non
         found = {what: (good, text) for what, good, text in findings(
             out / "server" / "app", None, None, kit / "auth", kit / "home")}  # fmt: skip
         assert all(good for good, _ in found.values()), found
+        assert (kit / "recipe.yaml").read_bytes() == (out / "server" / "app" / "app" / "recipe.yaml").read_bytes()
+        assert "check . --superlink fl.clinic.example:9191" in (kit / "check.sh").read_text()
         assert recipe.runtime.flower.keys[name] in found["node"][1]
         assert "--superlink fl.clinic.example:9191" in (kit / "start.sh").read_text()
         assert "PORT=9101 ./start.sh" in (kit / "start.sh").read_text()  # two sites on one machine
@@ -92,6 +98,52 @@ def test_what_is_wrong_with_sites_is_said(tmp_path: Path, changes: dict[str, Any
     assert code != 0
     assert said in text
     assert not (tmp_path / "kits").exists()
+
+
+def test_a_site_checks_its_data_with_its_kit_alone(tmp_path: Path) -> None:
+    told("provision", str(sites_file(tmp_path)), "--out", str(tmp_path / "kits"))
+    (tmp_path / "kits" / "clinic").rename(tmp_path / "clinic")
+    code, said = told("check", str(tmp_path / "clinic"))
+    assert (code, "client 'clinic', tasks digit" in said, "of a start kit" in said) == (0, True, True), said
+    (tmp_path / "data" / "clinic.npz").unlink()
+    code, said = told("check", str(tmp_path / "clinic"))
+    assert (code, "WRONG node: " in said) == (1, True), said
+
+
+def test_a_kit_from_somebody_else_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check of a kit, and kits for a list of sites that somebody sent, read the text first."""
+    (tmp_path / "evil_kit.py").write_text("import pathlib\npathlib.Path('ran').write_text('')\ndef load(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    told("provision", str(sites_file(tmp_path)), "--out", str(tmp_path / "kits"))
+    (tmp_path / "kits" / "clinic" / "home" / "node.yaml").write_text("{client: clinic, data: {name: 'evil_kit:load'}}")
+    code, said = told("check", str(tmp_path / "kits" / "clinic"))
+    assert (code, "node.yaml names code that would be imported" in said) == (1, True), said
+    file = sites_file(tmp_path, sites={"clinic": {"data": {"name": "evil_kit:load"}}})
+    code, said = told("provision", str(file), "--out", str(tmp_path / "more"))
+    assert (code != 0, "sites.yaml names code that would be imported" in said) == (True, True), said
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_certificate_of_another_deployment_is_named(tmp_path: Path) -> None:
+    for kits in ("old", "new"):
+        told("provision", str(sites_file(tmp_path, address="127.0.0.1")), "--out", str(tmp_path / kits))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*(tmp_path / "new" / "server" / f"server.{end}" for end in ("pem", "key")))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError), context.wrap_socket(listening.accept()[0], server_side=True):
+                pass
+
+        for kits, good in (("old", False), ("new", True)):
+            threading.Thread(target=answer, daemon=True).start()
+            address = f"127.0.0.1:{listening.getsockname()[1]}"
+            found = _superlink(address, tmp_path / kits / "clinic" / "ca.crt")
+            what, is_good, said = next(found)
+            assert (what, is_good) == ("tls", good), said
+            if not good:
+                assert "are this machine's files those of the newest deployment?" in said
+                assert [*found] == []  # nothing more to learn from this server
 
 
 @pytest.mark.slow

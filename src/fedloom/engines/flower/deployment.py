@@ -130,7 +130,7 @@ def provision(file: Path, out: Path) -> list[Path]:
     """Write a start kit for the server and one per site; return the folders. Raises UserError for a wrong file."""
     check_empty(out)
     value = read(file, kind="sites", follow=False).value
-    admit(names_in(value), Origin.TYPED, str(file))
+    admit(names_in(value), Origin.FILE, str(file))
     about = checked(Sites, value, f"{file}: ", between="; ")
     nodes = {name: {"client": name, "terms": _TERMS, **section} for name, section in about.sites.items()}
     if "server" in nodes:

@@ -139,7 +139,7 @@ class NodeConfig(Section):
     def read(path: Path) -> NodeConfig:
         """Read a file. Raises RecipeError that names what is wrong in it."""
         value = read(path, kind="node", follow=False).value
-        admit(names_in(value), Origin.TYPED, str(path))  # the site's own file
+        admit(names_in(value), Origin.FILE, str(path))  # perhaps as it came in a start kit
         return checked(NodeConfig, value, f"{path}: ", between="; ")
 
 
