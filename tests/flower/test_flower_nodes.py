@@ -148,8 +148,29 @@ def test_a_node_that_fails_says_why_in_its_own_log(
     monkeypatch.setattr(Node, "train", train)
     found = events(go("training.rounds=1").folder)
     assert {event["why"] for event in found} == {'its node says "the node failed (OSError): the node\'s log says more"'}
-    assert "the disk is full" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ("the disk is full" in said, "Traceback" in said) == (True, False)
     assert any("the disk is full" in (Path(each["home"]) / "audit.jsonl").read_text() for each in homes.values())
+
+
+def test_a_node_that_refuses_a_hello_says_whose_it_is(
+    go: Go, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until it has joined, the server knows it by Flower's number, by which nobody finds the site."""
+    honest = Node.hello
+
+    def hello(self: Node, head: Any, tree: Any) -> Any:
+        if self.client == "lab":
+            raise DataError("lab.npz: the file or folder does not exist")
+        return honest(self, head, tree)
+
+    monkeypatch.setattr(Node, "hello", hello)
+    with pytest.raises(UserError, match="client 'lab': the site's data or settings do not fit the run") as caught:
+        go("training.rounds=1", "runtime.flower.min_clients=3", "runtime.flower.wait=1")
+    assert "client 'lab': no node has registered" not in str(caught.value)
+    said = capsys.readouterr()
+    assert "its node says \"client 'lab': the site's data" in said.out
+    assert "lab.npz: the file or folder does not exist" in said.err
 
 
 def test_a_node_may_be_silent_or_gone_and_come_back(go: Go) -> None:

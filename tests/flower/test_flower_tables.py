@@ -102,6 +102,23 @@ def test_nodes_train_bit_for_bit_what_one_machine_trains(folder: Path, tmp_path:
     assert [line["columns"] for line in lines if line["what"] == "statistics"] == [["x", "kind", "score"]]
 
 
+def test_the_files_of_a_folder_are_one_sites_rows(folder: Path, tmp_path: Path) -> None:
+    """A hospital has a file per ward or year; the run is that of one file with all rows."""
+    one = over_nodes(folder, tmp_path / "one", "training.rounds=1")
+    rows = pandas.read_csv(folder / "aachen.csv")
+    path = tmp_path / "wards"
+    path.mkdir()
+    for name, part in (("ward A", rows[:15]), ("ward B", rows[15:])):
+        part.to_csv(path / f"{name}.csv", index=False)
+    data = {**section(folder), "path": str(path)}
+    del data["site"]
+    more = over_nodes(folder, tmp_path / "more", "training.rounds=1", data=data)
+    weights = [(result.folder / "model.safetensors").read_bytes() for result in (one, more)]
+    assert weights[0] == weights[1]
+    config = NodeConfig.model_validate({"client": "aachen", "data": data})
+    assert not any("column 'site'" in note for note in own_data(load({**RECIPE, **MODEL}), config)[0].notes)
+
+
 def test_a_site_without_a_task_predicts_its_own_with_its_run(folder: Path, tmp_path: Path) -> None:
     """The model that it got has heads of the others' tasks, too."""
     there = over_nodes(folder, tmp_path / "there")

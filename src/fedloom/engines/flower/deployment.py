@@ -144,7 +144,8 @@ def provision(file: Path, out: Path) -> list[Path]:
     source = load(recipe).data.name  # what is wrong with the recipe is said before anything is written
     for name, node in nodes.items():
         if "data" in node and source != "nodes":
-            raise RecipeError(f"{recipe}: data: {source} found, expected data: nodes, for site {name!r} has data")
+            found = f"data: {source} found, expected data: nodes, for site {name!r} has data"
+            raise RecipeError(f"{recipe}: {found}; write data: nodes and partition: nodes in place of these sections")
     authority, server = Authority(), out / "server"
     (server / "sites").mkdir(parents=True)
     values = {"env": " ".join(f"{key}={value}" for key, value in QUIET.items())}

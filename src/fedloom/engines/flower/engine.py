@@ -189,8 +189,9 @@ def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Make Flower log a UserError, which ends its ServerApp, as one sentence; any other error is a bug."""
-    if record.exc_info and isinstance(error := record.exc_info[1], UserError):
+    """Make Flower log a UserError, or a full disk, which ends its ServerApp, as one sentence; any other error is a
+    bug."""
+    if record.exc_info and isinstance(error := record.exc_info[1], UserError | OSError):
         record.msg, record.args, record.exc_info = str(error), (), None
     return True
 

@@ -459,16 +459,17 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                     audit.note("refuse", why=plain(str(error), 500))
                 content = encode(None, {"error": _of(name, str(error))})
             except Exception as error:  # its text may quote a cell, a row or a path of the site: it stays here
-                if isinstance(error, UserError):
-                    why = _UNFIT
+                why = _UNFIT if isinstance(error, UserError) else f"the node failed ({type(error).__name__}): {_LOG}"
+                if isinstance(error, UserError | OSError):  # such as a full disk, with the file
                     print(error, file=sys.stderr)
                 else:
-                    why = f"the node failed ({type(error).__name__}): {_LOG}"
                     traceback.print_exc()
                 with contextlib.suppress(Exception):  # the audit file may be what is wrong
                     if audit is not None:
                         audit.note("refuse", why=plain(f"{type(error).__name__}: {error}", 500))
-                content = encode(None, {"error": _of(name, why)} | ({} if isinstance(error, RecipeError) else {"again": True}))
+                content = encode(
+                    None, {"error": _of(name, why)} | ({} if isinstance(error, RecipeError) else {"again": True})
+                )
             return flwr.Message(content, reply_to=message)
 
         return handle

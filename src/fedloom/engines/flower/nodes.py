@@ -222,7 +222,8 @@ def own_data(
     else:
         everyone = dataset.deal(Pool.of(dataset), recipe.seed)
     if len(everyone.shares) != 1:
-        raise DataError(f"client {config.client!r}: its data are of {len(everyone.shares)} sites, expected one: put all rows into one file")
+        found = f"its data are of {len(everyone.shares)} sites, expected one: put all rows into one file"
+        raise DataError(f"client {config.client!r}: {found}")
     share = everyone.shares[0]
     weights = config.tasks or dict.fromkeys(known if dataset.deal is None else share.tasks, 1.0)
     for name in weights:
