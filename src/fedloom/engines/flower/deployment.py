@@ -164,10 +164,10 @@ def provision(file: Path, out: Path) -> list[Path]:
     app = new(server / "app", recipe, [f"runtime.flower.keys={{{listed}}}", f"runtime.flower.nodes={len(keys)}"])
     authority.issue(server, "server", [about.address])
     _script(server / "start.sh", "server.sh", **values)
-    recipe = next(path for path in app if path.name == "recipe.yaml")
+    text = next(path for path in app if path.name == RECIPE)
     for name in nodes:  # a site checks its data against the text of the recipe before it starts
-        shutil.copyfile(recipe, out / name / RECIPE)
-    _script(server / "run.sh", "run.sh", recipe=load(recipe).name, **values)
+        shutil.copyfile(text, out / name / RECIPE)
+    _script(server / "run.sh", "run.sh", recipe=load(text).name, **values)
     return [server, *(out / name for name in nodes)]
 
 
