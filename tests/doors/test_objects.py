@@ -6,6 +6,7 @@ import gc
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import fedloom as fl
 from fedloom.core.lazy import need
 from fedloom.data import Pool
 from fedloom.engines.api import recipe_of
-from fedloom.errors import RecipeError, StateError
+from fedloom.errors import RecipeError, RunWarning, StateError
 from fedloom.federation.rounds.build import build
 from fedloom.tasks import Classification
 
@@ -87,6 +88,19 @@ def test_clients_may_have_test_data_and_validation_data_of_their_own() -> None:
     assert [len(ann.part(s)) for s in ("train", "val", "test")] == [20, 5, 5]
     assert torch.equal(built.dataset.test.batch(bob.test.index, torch.device("cpu"))[0], X[55:])
     assert (ann.domain, bob.tasks["sort"][1], built.dataset.tasks[0].name) == ("ann", 2.0, "sort")
+
+
+def test_a_client_without_test_data_is_not_tested_on_those_of_another() -> None:
+    clients = {"ann": fl.Client((X[:20], Y[:20]), test=(X[50:55], Y[50:55])), "bob": fl.Client((X[20:50], Y[20:50]))}
+    with pytest.warns(RunWarning, match="no test data for bob, so numbers on test data are those of the other clients"):
+        alone = fl.Federation(clients, {"sort": fl.task(classes=3)})
+    rows = fl.run(alone, model="mlp", **SHORT).run.rows()
+    assert {row["client"] for row in rows if row["split"] == "test"} == {"ann"}
+    shared = fl.Federation(clients, {"sort": fl.task(classes=3)}, test=(X[55:], Y[55:]))
+    built = build(recipe_of(shared, "mlp"))
+    ann, bob = (built.federation.clients[name].test for name in ("ann", "bob"))
+    assert (ann.name, bob.name) == ("own", "shared")
+    assert torch.equal(built.dataset.test.batch(bob.index, torch.device("cpu"))[0], X[55:])
 
 
 @pytest.mark.parametrize(
@@ -325,6 +339,33 @@ def test_methods_are_compared(tmp_path: Path) -> None:
     assert "Δm" in str(found)
     if find_spec("pandas") is not None:
         assert set(found.to_pandas()["method"]) == {"local", "fedavg + TopMagnitude"}
+
+
+def test_a_comparison_of_named_methods_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    rules = [fl.methods.fedprox(mu=mu) for mu in (0.1, 10.0)]
+
+    def ask(*methods: Any) -> Any:
+        options: dict[str, Any] = {"methods": ["local", *methods], "seeds": np.arange(2), "tell": heard.append}
+        return fl.compare(federation(), model="mlp", folder=tmp_path / "c", **options, **SHORT)
+
+    whole = ask(*rules)
+    assert [c.label for c in whole.columns] == ["local", "fedprox [mu=0.1]", "fedprox [mu=10.0]"]
+    assert heard[0].startswith("[1/6] 0-local-s0; 0:0")
+    done = (tmp_path / "c/1-fedprox-s1/run.json").stat().st_mtime_ns
+    with monkeypatch.context() as context:
+        context.setattr("fedloom.engines.api.run_rounds", Mock(side_effect=OSError("the power went off")))
+        with pytest.raises(OSError, match="the power went off"):
+            ask(*rules, "fedavg")
+    assert ask(*rules, "fedavg").to_text().count("fedavg") == 1
+    assert (tmp_path / "c/1-fedprox-s1/run.json").stat().st_mtime_ns == done
+    with pytest.raises(StateError, match="2-fedprox-s0: .*the method has changed since the run began .*; delete the"):
+        ask(rules[0], fl.methods.fedprox(mu=1.0))
+    with pytest.raises(RecipeError, match="unknown method 'fedavgg'"):  # before any other method runs
+        fl.compare(federation(), model="mlp", folder=tmp_path / "d", methods=["local", "fedavgg"], **SHORT)
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_recipe_takes_keywords_and_names_too() -> None:

@@ -125,14 +125,28 @@ def test_series_of_unequal_length_are_not_padded(x: Any) -> None:
 
 
 def test_a_class_that_is_missing_in_a_data_frame_is_no_label() -> None:
-    """Then pandas has real numbers for classes; without a missing one they look like another kind of label."""
+    """Then pandas has real numbers for classes, also at a site without a missing one."""
     y = Y.numpy().astype(float)
     y[[2, 7]] = np.nan
     known = fl.Federation({"ann": fl.Client((X, pd.Series(y)))}, TASKS).dataset.train.labels["ill"]
     assert known.tolist() == [-1 if i in (2, 7) else int(label) for i, label in enumerate(Y)]
-    for bad in (y + 0.5, np.nan_to_num(y)):
-        with pytest.raises(DataError, match="labels of torch.float64 found, expected whole numbers from 0 to 1"):
-            fl.Federation({"ann": fl.Client((X, bad))}, TASKS)
+    whole = fl.Federation({"ann": fl.Client((X, np.nan_to_num(y)))}, TASKS).dataset.train.labels["ill"]
+    assert whole.tolist() == np.nan_to_num(y).tolist()
+    with pytest.raises(DataError, match="labels of torch.float64 found, expected whole numbers from 0 to 1"):
+        fl.Federation({"ann": fl.Client((X, y + 0.5))}, TASKS)
+
+
+def test_arrays_of_objects_that_are_numbers_are_numbers() -> None:
+    """A data frame with columns of several types gives such arrays."""
+    labels: list[Any] = [None if i in (2, 7) else int(label) for i, label in enumerate(Y)]
+    train = (X.numpy().astype(object), np.array(labels, dtype=object))
+    known = fl.Federation({"ann": fl.Client(train)}, TASKS).dataset.train
+    assert torch.equal(known.images[:24], X)
+    assert known.labels["ill"].tolist() == [-1 if label is None else label for label in labels]
+    with pytest.raises(DataError, match="labels such as yes found, expected numbers; number the classes from 0"):
+        fl.Federation({"ann": fl.Client((X, np.array(["yes"] * 24, dtype=object)))}, TASKS)
+    with pytest.raises(DataError, match="client 'ann', train: an array of object found"):
+        fl.Federation({"ann": fl.Client((np.array([["a", 1.0]] * 24, dtype=object), Y))}, TASKS)
 
 
 def test_inputs_of_yes_and_no_are_features_and_no_tokens() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import fedloom as fl
+from fedloom.engines.api import recipe_of
 from fedloom.errors import UserError
+from fedloom.training import LocalRule, View
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(24) % 3
@@ -42,6 +45,14 @@ class Pairs(Dataset[Any]):
 
     def __getitem__(self, i: int) -> Any:
         return self.items[i]
+
+
+@dataclass(frozen=True)
+class Fails(LocalRule):
+    """A rule with a slip."""
+
+    def grad(self, view: View, state: Any) -> None:
+        view.grad.add_(view.outputs["sorts"].mean())
 
 
 class Stream(IterableDataset[Any]):
@@ -129,6 +140,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: federation(train=Stream()),
         "client 'ann', train: Stream found, expected a torch Dataset with a length .* has no positions to deal out",
     ),
+    "a loader": (
+        lambda: federation(train=DataLoader(DATA)),
+        "client 'ann', train: DataLoader found, .*; of a DataLoader its data set: loader.dataset",
+    ),
     "a path": (lambda: federation(train="data.csv"), "client 'ann', train: str found, expected a torch Dataset"),
     "labels too few": (
         lambda: federation(train=(X, Y[:5])),
@@ -186,11 +201,16 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a loss that fails": (
         lambda: run(what=federation(tasks={"sort": fl.task(classes=3, loss=lambda o, t: o @ t)})),
-        r"task 'sort', loss: RuntimeError: .* \(called with outputs of shape \(\d+, 3\) and labels of shape",
+        r"task 'sort', loss: RuntimeError: .* \(called with outputs of shape \(\d+, 3\) and labels of shape"
+        r".*; \S+test_wrong_calls.py, line \d+\)",
     ),
     "a loss that is no tensor": (
         lambda: run(what=federation(tasks={"sort": fl.task(classes=3, loss=lambda o, t: 1.0)})),
         "task 'sort', loss: 1.0 found, expected a tensor with one number",
+    ),
+    "a method that fails": (
+        lambda: run(method=fl.methods.fedavg().with_local(Fails())),
+        r"client 'ann' \(tasks sort\), round 1: 'sorts' \(KeyError in \S+test_wrong_calls.py, line \d+\)",
     ),
     "a misspelt encoder": (lambda: run("mpl"), r"model.name: unknown encoder 'mpl'. Did you mean 'mlp'\?"),
     "a number as model": (lambda: run(3), "model: 3 found, expected a name, a section or an object"),
@@ -368,6 +388,15 @@ def test_a_wrong_call_is_answered(name: str) -> None:
     call, message = WRONG[name]
     with pytest.raises(UserError, match=message):
         call()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    task = fl.task(classes=np.int64(3), class_weights=np.ones(3), weight=np.float32(2))
+    assert (task.classes, task.class_weights, task.weight) == (3, (1.0, 1.0, 1.0), 2.0)
+    method = {"name": "fedprox", "mu": np.float32(0.5)}
+    recipe = recipe_of(federation(), "mlp", method, rounds=np.int64(2), lr=np.float32(0.25), seed=np.arange(4)[3])
+    assert (recipe.training.rounds, recipe.training.optimizer.lr, recipe.seed) == (2, 0.25, 3)
+    assert recipe.method.params["mu"] == 0.5
 
 
 def test_functions_of_numbers_that_pair_outputs_and_labels_are_taken() -> None:

@@ -140,7 +140,7 @@ def test_a_transformer_attends_as_torch_does():
             (6,),
             TOKENS,
             {},
-            r"MLP cannot take an input of shape \(1, 6\), torch.int64: .*; for tokens, 'transformer' has an embedding",
+            r"MLP cannot take an input of shape \(1, 6\), torch.int64: .*; for tokens, .*; for numbers, say",
         ),
         ("small-cnn", (6,), TOKENS, {}, "for tokens 'transformer'"),
         ("small-cnn", (9, 128), SERIES, {}, r"shape \(9, 128\). For series use 'conv1d' or 'transformer'"),

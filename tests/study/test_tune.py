@@ -418,6 +418,7 @@ def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:
         ({"budget": {"seeds": [100, 100]}}, "compare: budget, seeds: [100, 100] found: a seed occurs twice"),
         ({"split": "tset"}, "compare: split='tset' found, expected 'test' or 'val'"),
         ({"methods": ["local", "fedavg", "local"]}, "'local' occurs twice"),
+        ({"methods": ["local"], "seed": 3}, "compare: seed=3 found, expected seeds=, a number of seeds or a list"),
         ({"rounds": -1}, "rounds"),
         ({"round": 1}, "round"),
     ):
@@ -428,7 +429,10 @@ def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:
     for methods in (None, ["local", "fedavg"]):  # known at the end of the first run
         with pytest.raises(UserError, match="no task has the metric 'acc'"):
             fl.compare(sites(), methods=methods, tell=heard.append, metric="acc", rounds=1)
-    assert len(heard) == 2  # what will run, and the first run
+    assert len(heard) == 3  # what will run, and the first run; with named methods the first run
+    untested = fl.Federation({"ann": fl.Client((np.eye(9), [0, 1, 1] * 3))}, {"ill": fl.task(classes=2)})
+    with pytest.raises(UserError, match=r"the federation has no test data: give .*split='val'"):
+        fl.compare(untested, methods=["local"])
     assert fl.Budget is Budget
     made = fl.compare(sites(), methods=["local", "fedavg", "constant"], rounds=1, seeds=2)
     assert made.notes[-1] == "Not tuned: each method has the settings it was given."

@@ -584,6 +584,7 @@ class Slip(LocalRule):
     """A rule of a user who made one mistake."""
 
     kind: str
+    provides = frozenset({"extra:known"})
 
     def begin(self, view: View, state: State) -> State:
         if self.kind == "assigned params":
@@ -608,7 +609,7 @@ class Slip(LocalRule):
         if self.kind == "state alone":
             return state
         kept = {1: 2} if self.kind == "key" else state
-        return kept, {"size": 1.0} if self.kind == "undeclared" else {}
+        return kept, {"undeclared": {"size": 1.0}, "prefixed": {"extra:known": 1.0}}.get(self.kind, {})
 
 
 @pytest.mark.parametrize(
@@ -622,6 +623,7 @@ class Slip(LocalRule):
         ("state alone", "finish returned dict, expected a tuple of two dictionaries"),
         ("key", r"state has the key 1 \(int\), expected a text"),
         ("undeclared", r"finish returned size, .* declare it in provides \(extra:size"),
+        ("prefixed", "finish returned extra:known, expected known, without the kind"),
     ],
 )
 def test_a_rule_without_effect_is_named(kind: str, why: str) -> None:

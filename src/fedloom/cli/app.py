@@ -6,15 +6,13 @@ import atexit
 import gc
 import sys
 import traceback
-from pathlib import Path
-from sysconfig import get_paths
 from typing import Annotated, Any
 
 import typer
 
 from fedloom._version import __version__
 from fedloom.cli import data, deploy, grid, look, shared, tables, train
-from fedloom.core.errors import UserError, of_system
+from fedloom.core.errors import UserError, line_of, of_system
 from fedloom.core.machine import out_of_memory
 
 app = typer.Typer(
@@ -52,13 +50,8 @@ def elsewhere(error: Exception) -> str | None:
 
     What fedloom refuses in a call from such code, as `updates.reduced` does a vector of another length, is that code's.
     """
-    known = [Path(get_paths()[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    known.append(Path(__file__).parents[1])
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        if file.is_absolute() and not any(file.is_relative_to(path) for path in known):
-            return f"{file}, line {frame.lineno}, which is no part of fedloom: {type(error).__name__}: {error}"
-    return None
+    line = line_of(error)
+    return None if line is None else f"{line}, which is no part of fedloom: {type(error).__name__}: {error}"
 
 
 def message_of(error: Exception) -> str | None:

@@ -96,6 +96,20 @@ def of_system(error: OSError) -> str:
     return reason if file is None else f"{os.fsdecode(file)}: {reason}"
 
 
+def line_of(error: BaseException) -> str | None:
+    """Return 'FILE, line 3', where the user's own code, such as a method's, raised an error; None: it did not."""
+    import traceback
+    from sysconfig import get_paths
+
+    known = [Path(get_paths()[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    known.append(Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_absolute() and not any(file.is_relative_to(path) for path in known):
+            return f"{file}, line {frame.lineno}"
+    return None
+
+
 class RunWarning(UserWarning):
     """A warning about a run that continues with less: dropped updates, lost rounds, inputs that look wrong."""
 

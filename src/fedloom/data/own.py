@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedloom.core.errors import DataError, RunWarning, unknown
+from fedloom.core.errors import DataError, RunWarning, first_of, unknown
 from fedloom.core.settings.section import client_name
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import checked
@@ -192,7 +192,8 @@ class Federation:
         )
         moments = {where: channel_moments(x) for where, x in trained.items() if x.is_floating_point() and len(x) > 1}
         far = far_off(moments, signal)
-        told = [*_large_labels(parts, known), *(far or badly_scaled(moments, signal))]
+        told = _untested(own, clients or {}) if own and test is None else []
+        told += [*_large_labels(parts, known), *(far or badly_scaled(moments, signal))]
         told += [f"{first.where}: {doubt}" for doubt in doubtful_axes(first.shape, signal, "axes='{}'") if axes is None]
         for warning in told:
             warnings.warn(warning, RunWarning, stacklevel=2)
@@ -291,6 +292,13 @@ def _public(inputs: Any, shape: tuple[int, ...], is_real: bool = False) -> Tenso
         found = f"an array of shape {tuple(x.shape)}"
         raise unfit("Federation, public", found, f"at least one input of shape {tuple(shape)}")
     return scaled(x)
+
+
+def _untested(own: Mapping[str, Any], clients: Iterable[str]) -> list[str]:
+    """Return a sentence about the clients without test data where others have their `own`."""
+    without = [who for who in clients if who not in own]
+    said = f"no test data for {first_of(without)}, so numbers on test data are those of the other clients"
+    return [f"{said}; give these clients test=, or the federation one that all share"] if without else []
 
 
 def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str]:

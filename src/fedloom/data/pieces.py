@@ -187,6 +187,8 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         hint = ""
         if isinstance(data, Mapping):
             hint = f"; its keys are {', '.join(map(str, data))}: name them with inputs= and labels="
+        elif hasattr(data, "dataset") and hasattr(data, "batch_size"):
+            hint = "; of a DataLoader its data set: loader.dataset"
         elif hasattr(data, "__iter__") and not hasattr(data, "__len__"):
             hint = "; what can only be iterated over has no positions to deal out"
         raise unfit(where, type(data).__name__, f"{FORMS}{hint}")
@@ -261,6 +263,8 @@ def _numbers(labels: Any, task: Task, where: str) -> Tensor | None:
     that is all that a list has."""
     # Not 255 for classes: beside 0 alone it would look like a mask in black and white.
     absent = -1 if task.kind in CLASSES else _absent(task)
+    if getattr(labels, "dtype", None) == np.dtype(object):
+        labels = [*labels]
     if isinstance(labels, list) and any(label is None for label in labels):
         if (some := next((label for label in labels if label is not None), None)) is None:
             return None
@@ -272,12 +276,16 @@ def _numbers(labels: Any, task: Task, where: str) -> Tensor | None:
     try:
         return labels if isinstance(labels, Tensor) else _tensor(labels)
     except (TypeError, ValueError):
-        raise unfit(f"{where}, task {task.name!r}", f"labels such as {next(iter(labels))!s}", "numbers") from None
+        is_class = not (task.dense or _is_real(task))
+        ways = f"numbers{'; number the classes from 0, in the same order at all clients' * is_class}"
+        raise unfit(f"{where}, task {task.name!r}", f"labels such as {next(iter(labels))!s}", ways) from None
 
 
 def _tensor(values: Any) -> Tensor:
     """Return numbers as a tensor. Raises TypeError or ValueError for anything else."""
     array = np.array(values)
+    if array.dtype == np.dtype(object):  # as tables of several types are
+        array = np.array(array.tolist())
     return torch.as_tensor(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
 
 
@@ -344,7 +352,7 @@ def _column(
         return values.float()
     if values.is_floating_point():
         known = values[has := ~values.isnan()]  # with missing labels, pandas makes real numbers of whole ones
-        if len(known) == len(values) or bool((known % 1 != 0).any()):
+        if bool((known % 1 != 0).any()):
             expected = f"whole numbers from 0 to {task.channels - 1} (-1 or NaN: no label)"
             raise unfit(about, f"labels of {values.dtype}", expected)
         values = torch.where(has, values, -1)

@@ -19,9 +19,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedloom.core.errors import RecipeError, StateError, UserError, choices
+from fedloom.core.errors import DataError, RecipeError, StateError, UserError, choices
+from fedloom.core.settings.section import as_plain
 from fedloom.core.settings.yaml import section_of
-from fedloom.engines.api import START, Source, recipe_of, run
+from fedloom.data.own import Federation
+from fedloom.engines.api import START, Source, recipe_of, resume, run
 from fedloom.experiments import tune
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described as in_words
@@ -75,9 +77,11 @@ def compare(
     Without `methods` the question is whether training together pays: `local`, `separate`, `fedavg` with own heads,
     `fedhca2` and `centralised` are each tuned with the same `budget` on validation data, an `fl.Budget` or a mapping of
     its keys, by default that of `fedloom tune`, and run with three seeds. The table ends with a sentence for each task
-    and each client. `tell` receives a line for each run, by default on stderr. Runs that FOLDER already has are not
-    repeated; those of another recipe, other data, other code or a model of other weights are refused. Named methods are
-    not tuned, and need a new or an empty FOLDER.
+    and each client. Named methods are not tuned.
+
+    `tell` receives a line for each run, by default on stderr. Runs that FOLDER already has are not repeated, and one
+    that was interrupted is continued; those of another recipe, other data, other code or a model of other weights are
+    refused.
 
     Raises UserError for bad input.
     """
@@ -90,10 +94,16 @@ def compare(
         raise RecipeError(f"compare: methods={methods!r} found: {again[0]!r} occurs twice")
     if seeds is None:
         seeds = 3 if methods is None else 1
+    seeds = as_plain(seeds)
     if isinstance(seeds, bool) or not isinstance(seeds, int | Sequence) or isinstance(seeds, str) or not seeds:
         raise RecipeError(f"compare: seeds={seeds!r} found, expected the number of seeds, or a list of them")
+    if "seed" in options:
+        raise RecipeError(f"compare: seed={options['seed']!r} found, expected seeds=, a number of seeds or a list")
     if split not in ("test", "val"):
         raise RecipeError(f"compare: split={split!r} found, expected 'test' or 'val'")
+    if split == "test" and isinstance(what, Federation) and not len(what.dataset.test):
+        ways = "give clients test=, or the federation one that all share; or compare on validation data: split='val'"
+        raise DataError(f"compare: split='test' found, but the federation has no test data: {ways}")
     every = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     if len({*every}) < len(every):
         raise RecipeError(f"compare: seeds={seeds!r} found: a seed occurs twice")
@@ -110,20 +120,13 @@ def compare(
     home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     say = partial(print, file=sys.stderr, flush=True)
     try:
+        asked = _Question(what, model, options, home, every, budget, tell or say, metric)
         if methods is None:
-            comparison = _Question(what, model, options, home, every, budget, tell or say, metric).answered(split)
+            comparison = asked.answered(split)
         else:
             if base is not None and base not in methods and all(isinstance(method, str) for method in methods):
                 raise RecipeError(f"compare: base={base!r} found.{choices('Methods', base, methods)}")
-            runs = []
-            for number, method in enumerate(methods):
-                for seed in every:
-                    place = home / f"{number}-{_called(method)}-s{seed}"
-                    runs.append(run(what, place, model=model, method=method, seed=seed, **options).folder)
-                    if len(runs) == 1:
-                        Run.read(runs[0]).judged_by(metric)  # one that no task has is said before the others run
-            made = put_side_by_side(runs, base, split, metric)
-            comparison = replace(made, notes=(*made.notes, "Not tuned: each method has the settings it was given."))
+            comparison = asked.side_by_side(methods, base, split)
     except BaseException:
         if folder is None:
             shutil.rmtree(home, ignore_errors=True)
@@ -139,7 +142,7 @@ class _UnvalidatedError(Exception):
 
 @dataclass
 class _Question:
-    """Does training together pay? The runs that answer it, in the folder `home`."""
+    """The runs of a comparison, in the folder `home`; without named methods, does training together pay?"""
 
     what: Source
     model: Any
@@ -155,6 +158,23 @@ class _Question:
     changed: float | None = None
     """When a file of the data last changed."""
     began: float = field(default_factory=time.monotonic)
+
+    def side_by_side(self, methods: Sequence[Any], base: str | None, split: str) -> Comparison:
+        """Run every method with the settings that it was given, and return the table."""
+        named = [(f"{number}-{_called(method)}", method) for number, method in enumerate(methods)]
+        recipes = [
+            (f"{name}-s{seed}", recipe_of(self.what, self.model, method, **{**self.options, "seed": seed}), method)
+            for name, method in named
+            for seed in self.seeds
+        ]
+        self.total = len(recipes)
+        folders: list[Path] = []
+        for name, recipe, method in recipes:
+            folders.append(self._run(name, recipe, self.home / name, method))
+            if len(folders) == 1:
+                Run.read(folders[0]).judged_by(self.metric)  # one that no task has is said before the others run
+        made = put_side_by_side(folders, base, split, self.metric)
+        return replace(made, notes=(*made.notes, "Not tuned: each method has the settings it was given."))
 
     def answered(self, split: str) -> Comparison:
         """Tune and run every method of `PAYS`, and return the table with the answer below it."""
@@ -237,32 +257,38 @@ class _Question:
         own = {name: value for name, value in changes.items() if name not in left}
         return recipe_of(self.what, self.model, changes["method"], texts(own), **{**self.options, "seed": seed})
 
-    def _run(self, label: str, recipe: Recipe, place: Path) -> Path:
-        """Return the folder of a finished run, running it where that has not happened."""
+    def _run(self, label: str, recipe: Recipe, place: Path, method: Any = None) -> Path:
+        """Return the folder of a finished run: run it, or continue it, where that has not happened."""
+        has_begun = (place / "run.json").is_file()
         with tune.stored(label):
-            is_there = place.exists() and is_over(place)
-            if is_there and recipe_hash(recipe_in(place)) != recipe_hash(recipe):
+            is_there = has_begun and is_over(place)
+            if has_begun and recipe_hash(recipe_in(place)) != recipe_hash(recipe):
                 raise StateError(
                     f"{place} has a run of another recipe: choose another folder (in a command: name=OTHER), or delete "
                     f"{self.home}"
                 )
-            if is_there and (code := other_code(place, recipe.origins)):
+            if has_begun and (code := other_code(place, recipe.origins)):
                 raise StateError(
                     f"{place} has a run of other code ({code}): choose another folder, or delete {self.home}"
                 )
         if is_there:
             if self.changed is None:
                 self.changed = changed(recipe)
-            if began(place) < self.changed:
-                check_parts(place, build(recipe).about)
+            if began(place) < self.changed or recipe.method.is_held:
+                with tune.stored(label):
+                    check_parts(place, build(recipe).about)
                 self.changed = 0.0  # their content is what it was
-            if (place / START).is_file() and not _same(load_file(place / START), build(recipe).start):
-                raise StateError(
-                    f"{place} began with a model of other weights: pass the same ones (torch.manual_seed before the "
-                    f"model is made), choose another folder, or delete {self.home}"
-                )
-        else:
-            shutil.rmtree(place, ignore_errors=True)  # what was interrupted; a run here takes seconds
+        if has_begun and (place / START).is_file() and not _same(load_file(place / START), build(recipe).start):
+            raise StateError(
+                f"{place} began with a model of other weights: pass the same ones (torch.manual_seed before the "
+                f"model is made), choose another folder, or delete {self.home}"
+            )
+        if has_begun and not is_there:
+            federation = self.what if isinstance(self.what, Federation) else None
+            model, rule = (self.model if recipe.model.is_held else None, method if recipe.method.is_held else None)
+            resume(place, federation=federation, model=model, method=rule, progress=Progress())
+        elif not is_there:
+            shutil.rmtree(place, ignore_errors=True)  # what ended before it began
             run(recipe, place, progress=Progress())
         self.done += 1
         spent = time.monotonic() - self.began

@@ -199,7 +199,8 @@ def _passed(module: nn.Module, x: Tensor, where: str) -> Any:
         with torch.no_grad():
             return module.eval()(x)
     except Exception as error:
-        hint = "" if x.is_floating_point() else "; for tokens, 'transformer' has an embedding"
+        ways = "; for tokens, 'transformer' has an embedding; for numbers, say signal='features' or 'series'"
+        hint = "" if x.is_floating_point() else ways
         cannot = f"cannot take an input of shape {tuple(x.shape)}, {x.dtype}: {type(error).__name__}: {error}{hint}"
         raise RecipeError(f"{where}: {type(module).__name__} {cannot}") from error
     finally:

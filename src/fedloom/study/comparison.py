@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -288,7 +289,8 @@ def labels_of(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Return method labels; equal ones get the recipe keys in which their runs differ.
 
     Keys of methods are always among these. Others are left out where a run has the value of most runs. Methods written
-    in Python may differ although their names and recipes agree: then the label has the folder of a run.
+    in Python may differ although their names and recipes agree: then the label has the numbers in which their texts
+    differ, and where there are none, the folder of a run.
     """
     firsts = [group[0] for group in groups]
     shown = []
@@ -305,6 +307,13 @@ def labels_of(groups: Sequence[Sequence[Run]]) -> list[str]:
             said = {key: text for key, text in said.items() if not key.startswith("data.")}
         detail = ", ".join(said.values())
         labels.append(f"{run.label} [{detail}]" if detail else run.label)
+    texts = [re.findall(r"\w+=[^\s,;()]+", run.info.get("recipe_text", "")) for run in firsts]
+    among = {label: [of for of, other in zip(texts, labels, strict=True) if other == label] for label in labels}
+    own = [
+        ", ".join(part for part in text if any(part not in other for other in among[label]))
+        for text, label in zip(texts, labels, strict=True)
+    ]
+    labels = [f"{label} [{part}]" if part else label for label, part in zip(labels, own, strict=True)]
     return [
         f"{label} [{run.folder}]" if labels.count(label) > 1 else label
         for label, run in zip(labels, firsts, strict=True)

@@ -362,7 +362,12 @@ class _Applied:
                 )
             states[str(i)], extra = found
             check_state(rule, states[str(i)])
-            if unknown := sorted({*extra} - {name.partition(":")[2] for name in rule.provides}):
+            declared = {name.partition(":")[2] for name in rule.provides}
+            if unknown := sorted({*extra} - declared):
+                bare = [name.rpartition(":")[2] for name in unknown]  # finish returns NAME for provides' "extra:NAME"
+                if declared.issuperset(bare):
+                    said = f"finish returned {', '.join(unknown)}, expected {', '.join(bare)}, without the kind"
+                    raise UserError(f"local rule {rule!r}: {said}")
                 names = ", ".join(f"extra:{name}" for name in unknown)
                 raise UserError(
                     f"local rule {rule!r}: finish returned {', '.join(unknown)}, which no stage would see: declare it "

@@ -52,6 +52,13 @@ def found(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def as_plain(value: Any) -> Any:
+    """Return a number or an array of NumPy's, also in a mapping, as Python's; anything else as it is."""
+    if isinstance(value, Mapping):
+        return {key: as_plain(each) for key, each in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def one_of(words: Iterable[str]) -> str:
     """Return "'a', 'b' or 'c'"."""
     *first, last = words

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedloom.core.errors import RecipeError, nearest
-from fedloom.core.settings.section import found
+from fedloom.core.settings.section import as_plain, found
 from fedloom.federation.recipes.runtime import Runtime
 from fedloom.federation.recipes.schema import GIVEN, MethodSection, Recipe
 from fedloom.training.config import Training
@@ -21,7 +21,7 @@ def separated(value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple
 
     A section is an object, or a mapping whose `name` is one. For a Method the section says what it would without it.
     """
-    plain, objects = dict(value), {}
+    plain, objects = as_plain(value), {}
     for key in SECTIONS:
         section = plain.get(key)
         thing = section.get("name") if isinstance(section, Mapping) else section

@@ -183,15 +183,18 @@ class BuiltFederation:
     def build(dataset: Dataset, partition: Partition, unified: bool = True) -> BuiltFederation:
         """Give each client its share. The test part is shared by all clients (of the same domain, if they have one).
 
-        It is a client's own where no other client is of its domain. The partition was checked (`Partition.check`).
+        It is a client's own where no other client is of its domain. A client without a domain shares what is of none
+        if other clients have one. The partition was checked (`Partition.check`).
         """
         known = {t.name: t for t in dataset.tasks}
-        everything = np.arange(len(dataset.test), dtype=np.int64)
+        everything = common = np.arange(len(dataset.test), dtype=np.int64)
         holders = Counter(share.domain for share in partition.shares)
         of_domain: dict[str | None, Indices] = {}
         if dataset.test.domain is not None:
             numbers = dataset.test.domain.numpy()
             of_domain = {name: everything[numbers == i] for i, name in enumerate(dataset.domains)}
+            if holders.keys() - {None}:
+                common = everything[numbers < 0]
         alone = {
             s.client: [of_domain[s.domain]]
             for s in partition.shares
@@ -199,7 +202,7 @@ class BuiltFederation:
         }
         train = coded(dataset.train, dataset.tasks, {s.client: [s.train, s.val] for s in partition.shares})
         test = coded(dataset.test, dataset.tasks, alone)
-        tests: dict[str | None, Part] = {None: Part(test, everything, "shared")}
+        tests: dict[str | None, Part] = {None: Part(test, common, "shared")}
         for name, mine in of_domain.items():
             tests[name] = Part(test, mine, "own" if holders[name] == 1 else "shared")
         clients = {}

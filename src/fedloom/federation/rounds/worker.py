@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.context import Ctx, State, new_secret, seeded
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, line_of
 from fedloom.core.machine import keep_memory, out_of_memory
 from fedloom.federation.recipes.runtime import Evaluation, Runtime
 from fedloom.federation.rounds.client import ClientRound, finish, for_task, load, load_personal, part_of, tune
@@ -169,7 +169,8 @@ class Worker:
                 payload, result, state = turn.step(job.message, job.state)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             tasks = ", ".join(client.tasks)
-            why = f"{error}"
+            line = line_of(error)
+            why = f"{error}" if line is None else f"{error} ({type(error).__name__} in {line})"
             if "more than 1 value per channel" in why:
                 why = (
                     f"batch norm cannot train on a batch of one example (the client has {len(client.train)} train "

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import DataError, RecipeError, at, choices
+from fedloom.core.errors import DataError, RecipeError, at, choices, line_of
+from fedloom.core.settings.section import as_plain
 from fedloom.models.tasks.dense import Depth, Edge, Normals, Semseg
 from fedloom.models.tasks.labels import Classification, Kept, Multilabel, Ordinal, Regression, labelled
 from fedloom.models.tasks.task import IGNORE, USUAL, Direction, Metric, Task
@@ -195,7 +196,8 @@ class Own(Task):
             raise
         except Exception as error:
             called = f"outputs of shape {tuple(output.shape)} and labels of shape {tuple(target.shape)}, {target.dtype}"
-            found = f"{type(error).__name__}: {error} (called with {called})"
+            line = "" if (line := line_of(error)) is None else f"; {line}"
+            found = f"{type(error).__name__}: {error} (called with {called}{line})"
             raise DataError(f"task {self.name!r}, {what}: {found}") from error
 
 
@@ -301,6 +303,7 @@ def task(
     Raises RecipeError for what does not fit, such as a number of classes below 2 or an unknown metric.
     """
     said = kind
+    classes, class_weights, weight, ignore = map(as_plain, (classes, class_weights, weight, ignore))
     listed = tuple(map(str, classes)) if isinstance(classes, list | tuple) else ()
     count: Any = len(listed) if len({*listed}) == len(listed) > 1 else classes
     count = 2 if (kind, count) == ("binary", None) else count
