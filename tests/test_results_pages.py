@@ -169,3 +169,10 @@ def test_gains_beside_a_verdict_are_those_of_seeds(page: str) -> None:
     lines = (RESULTS / f"{page}.md").read_text("utf-8").splitlines()
     verdicts = "\n".join(line for line in lines if re.search(r"[✓✗?] \*\*", line))
     assert not_among(verdicts, gains_of_seeds()) == []
+
+
+def test_every_file_of_seeds_can_be_read() -> None:
+    files = [file for home in ("seeds", "rules", "tournaments") for file in (RESULTS / home).rglob("*.csv")]
+    files = [file for file in files if file.read_text("utf-8").startswith("data,method,seed,")]
+    assert len(files) > 30
+    assert all(read_seeds(file).lines for file in files)
