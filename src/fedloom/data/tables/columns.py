@@ -196,8 +196,10 @@ def draft(
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
-    cells = {text_of(cell) for name in names for cell in table.frame[name].unique()} if missing else set()
-    notes += [f"no cell is {code!r}: does another code mean missing?" for code in missing if text_of(code) not in cells]
+    cells = {text_of(cell) for name in names for cell in table.frame[name].unique()} if table.missing else set()
+    notes += [
+        f"no cell is {code!r}: does another code mean missing?" for code in table.missing if text_of(code) not in cells
+    ]
     dates = [name for name in left_out if table.column(name).is_date]
     advice = "rows for tests are drawn at random in time; data.time={0} tests on each site's last rows"
     notes += [f"{name} has times: {advice.format(name)}" for name in dates[:1]]

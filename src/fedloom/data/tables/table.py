@@ -630,7 +630,7 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
     """Return a row for each site and one for each column of a table, and notes; `about` is a recipe's section of it.
     Counts of fewer than `minimum` rows, and shares of them, are "<minimum"; what would tell them is "hidden"."""
     path = Path(about["path"]).expanduser()
-    table = table_at(path, about["site"], about["missing"] or (), about["rename"])
+    table = table_at(path, about["site"], about["missing"] or (), about.get("rename"))
     tasks: Mapping[str, Label] = {name: Label.model_validate(dict(label)) for name, label in about["tasks"].items()}
     if "image" in about:
         files = Files.of(table, base_of(path, about["root"]), about["image"], tasks)

@@ -10,11 +10,11 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedloom.core.lazy import need
 from fedloom.core.machine import need_memory
 
 if TYPE_CHECKING:
     import pandas
-    from python_calamine import CalamineSheet
 
 _NO_RESULT = re.compile(rb'<c (?![^>]*t="str")[^>]*>\s*<f([^>]*/>|[^>]*>[^<]*</f>)\s*(<v\s*/>|<v></v>)?\s*</c>')
 """A cell with a formula and without its result: a program wrote it, and no spreadsheet has computed it yet."""
@@ -47,14 +47,17 @@ def sheets(path: Path) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
 
     Raises ValueError where sheets have some columns in common and others not, cells are merged, a formula has no
     result, or lines stand above the names."""
-    from python_calamine import CalamineWorkbook, SheetTypeEnum
-
+    calamine = need("python_calamine", "excel")
     with zipfile.ZipFile(path) as archive:
         need_memory(8 * sum(part.file_size for part in archive.infolist()), str(path))
         for part in archive.infolist():
             _check(archive.read(part))
-    book = CalamineWorkbook.from_path(str(path))
-    found = [book.get_sheet_by_name(each.name) for each in book.sheets_metadata if each.typ is SheetTypeEnum.WorkSheet]
+    book = calamine.CalamineWorkbook.from_path(str(path))
+    found = [
+        book.get_sheet_by_name(each.name)
+        for each in book.sheets_metadata
+        if each.typ is calamine.SheetTypeEnum.WorkSheet
+    ]
     cells = {sheet.name: full for sheet in found if len(full := _cells(sheet))}
     if not cells:
         raise ValueError("it is empty")
@@ -75,13 +78,13 @@ def sheets(path: Path) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
     return tables, tuple(f"sheet {name!r} is left out: it has no columns of sheet {largest!r}" for name in away)
 
 
-def _cells(sheet: CalamineSheet) -> pandas.DataFrame:
+def _cells(sheet: Any) -> pandas.DataFrame:
     from pandas import DataFrame
 
     return DataFrame(sheet.to_python(skip_empty_area=False), dtype=object).map(_value).dropna(how="all")
 
 
-def _table(sheet: CalamineSheet, cells: pandas.DataFrame) -> pandas.DataFrame:
+def _table(sheet: Any, cells: pandas.DataFrame) -> pandas.DataFrame:
     if sheet.merged_cell_ranges:
         found = f"sheet {sheet.name!r}: cells are merged, so all but the first would be empty"
         raise ValueError(f"{found}; unmerge them and fill each")
