@@ -69,6 +69,7 @@ def test_a_recipe_like_another_changes_it_as_the_command_line_does() -> None:
         ("/etc/hostname", r"expected a file in \. or below it"),
         ("out.yaml", r"expected a file in \. or below it"),
         ("digits-task", "neither a file nor a packaged recipe. Did you mean 'digits-tasks'"),
+        ("a\0/b", "neither a file nor a packaged recipe"),
         ("a\0b", "neither a file nor a packaged recipe"),
         (["digits-tasks"], "neither a file nor a packaged recipe"),
     ],
@@ -129,3 +130,9 @@ def test_a_grid_runs_on_a_benchmark_of_its_own_or_on_a_recipe() -> None:
     assert "whose benchmark cannot change" in str(
         CliRunner().invoke(app, ["grid", "g", "--benchmark", "wide"]).exception
     )
+
+
+def test_a_misspelt_file_is_told_the_one_beside_it(here: Path) -> None:
+    written("patients.yaml", like="digits-tasks")
+    with pytest.raises(RecipeError, match=r"no recipe 'patient\.yaml': .* Did you mean 'patients\.yaml'\?"):
+        load("patient.yaml")

@@ -231,7 +231,8 @@ def _in_file(path: Path, kind: str, known: Mapping[str, Any]) -> Any:
             return parse(path.read_text("utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path}: {error}") from None
-    hint = nearest(str(path), known)
+    beside = map(str, path.parent.glob("*.y*ml")) if path.parent.is_dir() else ()
+    hint = nearest(str(path), [*beside, *known])
     if path.is_dir():
         inside = next((path / f"{name}.yaml" for name in (kind, "recipe") if (path / f"{name}.yaml").is_file()), None)
         hint = f" It is a folder{f', with {inside}' if inside else f' without {kind}.yaml'}."
