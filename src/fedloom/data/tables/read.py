@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -191,10 +192,10 @@ def _joined(
             )
             raise DataError(f"{path}: {found}, expected a {what} for each site; {advice}")
         notes = (*notes, f"{found}: their rows are joined, and each site's rows are split anew")
+    having = Counter(column for one in frames.values() for column in one.columns)
     for name, one in frames.items():
-        others = [{*other.columns} for label, other in frames.items() if label != name]
-        lacks = sorted(set.intersection(*others) - {*one.columns}) if others else []
-        if lacks and (alone := [column for column in one.columns if not any(column in other for other in others)]):
+        lacks = sorted(column for column, n in having.items() if n == len(frames) - 1 and column not in one.columns)
+        if lacks and (alone := [column for column in one.columns if having[column] == 1]):
             found = f"{what} {name!r} has no column {first_of(lacks)}, and alone has {first_of(alone)}"
             notes = (*notes, f"{found}; where they are the same, use --rename or data.rename")
     rows = pandas.concat(frames.values(), ignore_index=True)
