@@ -318,6 +318,11 @@ def fedbone(history: stages.HistoryAttention) -> m.Method:
     return m.Method(name="fedbone", stage=history, private=m.ALL_BUT_ENCODER)
 
 
+@parameters("fedloom.methods.clusters.aggregation:CosineMix")
+class CosineMixSettings:
+    tau: Positive = 0.5
+
+
 @parameters("fedloom.methods.clusters.aggregation:TaskLeaders")
 class TaskLeadersSettings:
     c: BelowOne = 0.4

@@ -21,7 +21,6 @@ from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates, columns_here
 from fedloom.methods import clusters as settings
 from fedloom.methods.conflict.aggregation import PCGrad
-from fedloom.methods.fdse import CosineMixSettings
 from fedloom.methods.peers.config import Safeguards
 from fedloom.methods.peers.neighbours import task_groups
 from fedloom.methods.peers.safeguards import conflict_averse_mix
@@ -216,7 +215,7 @@ def cosine_mixing(G: Tensor, tau: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CosineMix(CosineMixSettings, Stage):
+class CosineMix(settings.CosineMixSettings, Stage):
     """Every trained model w = base + X becomes sum_j W_kj w_j, W_k = softmax over j of cos(w_k, w_j) / tau.
 
     Similarity compares the models, not the updates (FDSE, CVPR 2025, tensor by tensor), in the blocks that they have. A

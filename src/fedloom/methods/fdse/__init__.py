@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fedloom import stages, training
-from fedloom.core.settings.section import NonNegative, Positive, parameters
+from fedloom.core.settings.section import NonNegative, parameters
 from fedloom.methods import registry as m
 
 
@@ -14,11 +14,6 @@ class ConsistencySettings:
     lam: NonNegative = 0.01
     beta: float = 0.1
     form: Literal["paper", "release"] = "paper"
-
-
-@parameters("fedloom.methods.clusters.aggregation:CosineMix")
-class CosineMixSettings:
-    tau: Positive = 0.5
 
 
 @m.METHODS.register("fdse", source="FDSE: Wang, Wang, Fan, Wang, CVPR 2025", order=("lam", "beta", "tau", "form"))
