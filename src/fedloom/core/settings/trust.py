@@ -142,7 +142,7 @@ class Code:
 
     def __str__(self) -> str:
         if self.file is None:
-            return f"{self.name} (no source found)"
+            return f"{self.name} (no source found: absent here, or built into Python)"
         here = Path.cwd().resolve()
         file = self.file.relative_to(here) if self.file.is_relative_to(here) else self.file
         return f"{self.name} ({file}, sha256 {self.sha256})"
