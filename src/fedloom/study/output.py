@@ -8,14 +8,14 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 from fedloom.core.outline import Box
+from fedloom.federation.runs.recorded import plainly
 from fedloom.study.charts import COLORS
 
 Value = str | int | float | tuple[int, ...] | None
@@ -278,19 +278,6 @@ class Made(HasTable):
 def json_text(value: Any) -> str:
     """Return mappings, sequences, dataclasses, texts and numbers as JSON; nan and infinities become null."""
     return json.dumps(plainly(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def plainly(value: Any) -> Any:
-    """Return mappings, sequences, dataclasses, texts and numbers as what JSON has: nan and infinities become None."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): plainly(each) for key, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plainly(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return str(value) if isinstance(value, Path) else value
 
 
 def _csv(cell: Value) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import sys
 from collections import Counter
@@ -39,6 +38,7 @@ from fedloom.federation.runs.recorded import (
     lines_of,
     no_run,
     packed,
+    plainly,
     read_info,
     recipe_in,
     recipe_of,
@@ -304,7 +304,7 @@ class RunFolder:
         try:
             text = f"{json.dumps(line, allow_nan=False)}\n".encode()
         except ValueError:
-            text = f"{json.dumps(_finite(line), allow_nan=False)}\n".encode()
+            text = f"{json.dumps(plainly(line), allow_nan=False)}\n".encode()
         with naming(self.path / name), (self.path / name).open("ab") as opened:
             opened.write(text)
         self._unsynced.add(name)
@@ -571,14 +571,3 @@ def _numbered(home: Path, name: str) -> dict[int, list[Path]]:
         if number.isdecimal():
             files.setdefault(int(number), []).append(path)
     return files
-
-
-def _finite(value: Any) -> Any:
-    """Replace nan and inf by null, because JSON cannot hold them."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value

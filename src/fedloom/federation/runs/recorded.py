@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from itertools import repeat, zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -156,6 +158,19 @@ def json_of(file: Path) -> Any:
         return json.loads(text_of(file), object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
         raise StateError(f"{file}: {error}") from None
+
+
+def plainly(value: Any) -> Any:
+    """Return mappings, sequences, dataclasses, texts and numbers as what JSON has: nan and infinities become None."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plainly(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plainly(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
 
 
 def checksum(value: Mapping[str, Any]) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 from fedloom.core.disclosure import hidden
 from fedloom.core.errors import UserError, writing
 from fedloom.federation.runs.reader import ARROWS, TaskMetric
+from fedloom.federation.runs.recorded import plainly
 from fedloom.study import charts
-from fedloom.study.charts import Chart, plain, tenths, thinned
+from fedloom.study.charts import Chart, tenths, thinned
 from fedloom.study.figures import of_ranks
 from fedloom.study.output import Records
 from fedloom.study.papers import HYPER, HyperWeights, used, weights_of
@@ -218,7 +219,7 @@ def curve(c: Curves, base: Mapping[str, Series] = {}, most: int = POINTS) -> Cha
     bands, middle = dict[str, Any](), "mean over clients"
     shown = {name: series for name, series in c.clients.items() if name not in c.small}
     first = next(iter(shown.values()), {})
-    if len(shown) > 1 and all(_plainly(of) == _plainly(first) for of in shown.values()):
+    if len(shown) > 1 and all(plainly(of) == plainly(first) for of in shown.values()):
         middle, shown = f"the same for all {len(shown)} clients", {}
     if len(shown) > LINES:
         ends = extremes(shown, c.direction)
@@ -231,10 +232,6 @@ def curve(c: Curves, base: Mapping[str, Series] = {}, most: int = POINTS) -> Cha
     lines |= {name: _thin(of, most) for name, of in base.items()}
     stars = {} if c.best is None else {f"best round by validation: {c.best}": {c.best: c.mean[c.best]}}
     return charts.lines(lines, "round", axis(c), bands=bands, strong=[middle], dashed=list(base), stars=stars)
-
-
-def _plainly(series: Series) -> dict[int, float | None]:
-    return {r: plain(v) for r, v in series.items()}
 
 
 def extremes(lines: Mapping[str, Series], direction: str) -> list[str]:

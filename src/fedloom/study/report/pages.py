@@ -15,8 +15,9 @@ from typing import Any
 from fedloom.core.disclosure import shown
 from fedloom.core.errors import first_of
 from fedloom.federation.runs.reader import TaskMetric, human_bytes, mean_of, total
+from fedloom.federation.runs.recorded import plainly
 from fedloom.study.charts import COLORS, CONFIG, color, finished, script, thinned
-from fedloom.study.output import Table, filled, plainly, text_of
+from fedloom.study.output import Table, filled, text_of
 from fedloom.study.report import records, words
 from fedloom.study.report.against import Against, Method, by_gain
 from fedloom.study.report.collect import GridReport, RunReport
