@@ -25,34 +25,14 @@ from fedloom.data.partition import Partition
 from fedloom.federation.recipes.loader import dump
 from fedloom.federation.recipes.runtime import EarlyStopping
 from fedloom.federation.recipes.schema import Recipe, came_later
-from fedloom.federation.runs import checkpoint
+from fedloom.federation.runs import checkpoint, recorded
 from fedloom.federation.runs.reader import DIAGNOSTICS
-from fedloom.federation.runs.recorded import (
-    LOGS,
-    MODEL,
-    NEXT,
-    RUNNING,
-    checksum,
-    json_of,
-    line_of,
-    lines_of,
-    no_run,
-    packed,
-    plainly,
-    read_info,
-    recipe_in,
-    recipe_of,
-    replaced,
-    sum_of,
-    sums,
-)
-from fedloom.federation.runs.recorded import check as fits
 from fedloom.federation.runs.track import Audit, Tracking
 
 _CHANGED = "recipe changed"
 MIRROR_FAILED = "mirror failed"
 """The event of a round after whose checkpoint the copy could not be brought up to date."""
-_METRICS, _BYTES, _DIAGNOSTICS = LOGS
+_METRICS, _BYTES, _DIAGNOSTICS = recorded.LOGS
 _SAME = {
     "recipe_text": "method",
     "layout_hash": "model",
@@ -70,7 +50,7 @@ _UNKNOWN = hashlib.sha256().hexdigest()[:16]
 def check_parts(path: Path, about: Mapping[str, Any]) -> None:
     """Raise StateError where data, model, method or partition are not those of the run in a folder. `about` has all or
     some parts of `Built.about`."""
-    before = read_info(path)
+    before = recorded.read_info(path)
     for key, what in _SAME.items():
         if key in about and before.get(key, _UNKNOWN) != _UNKNOWN and before[key] != about[key]:
             raise StateError(
@@ -138,7 +118,7 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path, recipe.runtime.mirror, warn)
         checkpoint.write_text(path / "partition.json", json.dumps(partition))
-        folder.describe(about, RUNNING, 0)
+        folder.describe(about, recorded.RUNNING, 0)
         # last, because a folder with a recipe is one that can be resumed
         checkpoint.write_text(path / "recipe.yaml", dump(recipe))
         keep_run(code.name for code in recipe.code)
@@ -156,16 +136,16 @@ class RunFolder:
         """Return the recipe and the partition in a folder. Raises StateError if it is no run folder or is damaged."""
         for name in ("recipe.yaml", "partition.json"):
             if not (path / name).is_file():
-                raise no_run(path, name)
+                raise recorded.no_run(path, name)
         file = path / "partition.json"
-        return recipe_in(path), Partition.from_json(json_of(file), str(file))
+        return recorded.recipe_in(path), Partition.from_json(recorded.json_of(file), str(file))
 
     def describe(self, about: Mapping[str, Any], status: str, round_: int, final_round: int | None = None) -> None:
         """Write run.json: what this run is (`Built.about`) and how far it has come.
 
         Events that no round has taken, because none came after them, go to the last round's line.
         """
-        if self._events and (lines := lines_of(self.path / _METRICS)):
+        if self._events and (lines := recorded.lines_of(self.path / _METRICS)):
             last = max(lines, key=lambda line: int(line["round"]))
             self._append(_METRICS, {**last, "events": [*last.get("events", ()), *self._events]})
             self._note_events(last["round"], self._events)
@@ -175,19 +155,19 @@ class RunFolder:
         value = {"fedloom": __version__, **about, "status": status, "rounds": round_, "final_round": final_round}
         if self.changes:
             value["changes"] = self.changes
-        if status != RUNNING:
-            value["files"] = sums(self.path)
+        if status != recorded.RUNNING:
+            value["files"] = recorded.sums(self.path)
         self._describe(value)
         self._copy()
 
     def _describe(self, value: Mapping[str, Any]) -> None:
-        text = json.dumps({**value, "check": checksum(value)})
+        text = json.dumps({**value, "check": recorded.checksum(value)})
         checkpoint.write_text(self.path / "run.json", text)
 
     @property
     def changes(self) -> list[dict[str, Any]]:
         """The changes of the recipe that were accepted, as run.json has them."""
-        return list(read_info(self.path).get("changes", [])) if (self.path / "run.json").exists() else []
+        return list(recorded.read_info(self.path).get("changes", [])) if (self.path / "run.json").exists() else []
 
     def check(self, about: Mapping[str, Any], accept: bool | Collection[str] = False) -> dict[str, Any] | None:
         """Check that a resumed run is still the same. Raises StateError that names what changed.
@@ -196,8 +176,8 @@ class RunFolder:
         names. Returns these, {key: [was, is]}, or None where the recipe is the same. Another version of the package, or
         of another package's source, is an event of the next round.
         """
-        before = read_info(self.path)
-        fits("run.json", before, str(self.path / "run.json"))
+        before = recorded.read_info(self.path)
+        recorded.check("run.json", before, str(self.path / "run.json"))
         if before.get("fedloom") != __version__:
             self._events.append({"event": "version changed", "was": before.get("fedloom"), "now": __version__})
         for name, now in about.get("origins", {}).items():
@@ -223,20 +203,20 @@ class RunFolder:
 
         First it has another name, then run.json is written: which recipe a killed run has, `recorded.replaced` tells.
         """
-        checkpoint.write_text(self.path / NEXT, to_yaml(about["recipe"]))
+        checkpoint.write_text(self.path / recorded.NEXT, to_yaml(about["recipe"]))
         if changed is not None:
-            before = read_info(self.path)
+            before = recorded.read_info(self.path)
             origins = {**about.get("origins", {}), **before.get("origins", {})}  # the next start compares with them
             changes = [*before.get("changes", []), {"after_round": round_, "keys": changed}]
             value = {**before, **about, **({"origins": origins} if origins else {})}
-            self._describe({**value, "status": RUNNING, "changes": changes})
-        os.replace(self.path / NEXT, self.path / "recipe.yaml")
+            self._describe({**value, "status": recorded.RUNNING, "changes": changes})
+        os.replace(self.path / recorded.NEXT, self.path / "recipe.yaml")
 
     def _unlogged(self) -> list[dict[str, Any]]:
         """Return the events of changes in run.json that no line of metrics.jsonl has."""
         if not (changes := self.changes):
             return []
-        events = [e for line in lines_of(self.path / _METRICS) for e in line.get("events", ())]
+        events = [e for line in recorded.lines_of(self.path / _METRICS) for e in line.get("events", ())]
         logged = Counter(event.get("keys") for event in events if event["event"] == _CHANGED)
         missing = []
         for text in (_words(change["keys"]) for change in changes):
@@ -273,7 +253,7 @@ class RunFolder:
         path = self.path / _METRICS
         if _is_torn(path):
             self.cut(sys.maxsize)
-        line = {"metrics": [], **(line_of(path, round_) or {"round": round_})}
+        line = {"metrics": [], **(recorded.line_of(path, round_) or {"round": round_})}
         known = {tuple(record[name] for name in names) for record in line["metrics"]}
         more = [record for record in records if tuple(record[name] for name in names) not in known]
         if more:
@@ -281,7 +261,7 @@ class RunFolder:
 
     def cut(self, round_: int) -> None:
         """Drop lines of rounds after `round_`, and a torn last line."""
-        for name in LOGS:
+        for name in recorded.LOGS:
             path = self.path / name
             if not path.exists():
                 continue
@@ -300,11 +280,11 @@ class RunFolder:
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         size, digest = self._log(name)
-        line = packed(line)
+        line = recorded.packed(line)
         try:
             text = f"{json.dumps(line, allow_nan=False)}\n".encode()
         except ValueError:
-            text = f"{json.dumps(plainly(line), allow_nan=False)}\n".encode()
+            text = f"{json.dumps(recorded.plainly(line), allow_nan=False)}\n".encode()
         with naming(self.path / name), (self.path / name).open("ab") as opened:
             opened.write(text)
         self._unsynced.add(name)
@@ -340,11 +320,11 @@ class RunFolder:
             home.mkdir(parents=True, exist_ok=True)
             checkpoint.save(home, f"{name}-{round_}", own, round=round_)
         rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
-        logs = {name: self._log(name) for name in LOGS}  # a resumed run reads them beside the checkpoint
+        logs = {name: self._log(name) for name in recorded.LOGS}  # a resumed run reads them beside the checkpoint
         sums = {name: [size, digest.hexdigest()] for name, (size, digest) in logs.items() if size}
         checkpoint.save(self.path, file, rest, round=round_, logs=sums)
         if self.audit is not None:
-            digest = sum_of(self.path / f"{file}.json")[1]
+            digest = recorded.sum_of(self.path / f"{file}.json")[1]
             self._note("checkpoint", round=round_, state=name, digest=digest, logs=sums)
         if name == "state":
             named = _best_round(state)
@@ -410,11 +390,11 @@ class RunFolder:
         An accepted change of the recipe is written, and is an event of the next round. `tell` hears of damaged
         checkpoints. Raises StateError where the run is not what it was (`check`), or checkpoints are gone.
         """
-        if (self.path / NEXT).exists():  # a change that was cut off
-            if replaced(self.path):
-                os.replace(self.path / NEXT, self.path / "recipe.yaml")
+        if (self.path / recorded.NEXT).exists():  # a change that was cut off
+            if recorded.replaced(self.path):
+                os.replace(self.path / recorded.NEXT, self.path / "recipe.yaml")
             else:
-                (self.path / NEXT).unlink()
+                (self.path / recorded.NEXT).unlink()
         changed = self.check(about, accept)
         try:
             newest = self._newest()
@@ -429,9 +409,9 @@ class RunFolder:
         for problem in [*problems, *self._damaged_before(state["round"])]:
             tell(f"checkpoint: {problem}; continuing from round {state['round']}")
         self._named = _best_round(state)
-        info = read_info(self.path)
-        if info.get("status") != RUNNING:  # what is cut off and written again is no finished run
-            self._describe({key: value for key, value in info.items() if key != "files"} | {"status": RUNNING})
+        info = recorded.read_info(self.path)
+        if info.get("status") != recorded.RUNNING:  # what is cut off and written again is no finished run
+            self._describe({key: value for key, value in info.items() if key != "files"} | {"status": recorded.RUNNING})
         self.cut(state["round"] or -1)  # round 0 is measured anew
         if changed is not None or (accept and accept is not True):
             self._accept(about, changed, state["round"])
@@ -460,14 +440,14 @@ class RunFolder:
             labels = newest[1]
             # round 0 is measured anew, and a run that is killed meanwhile has cut its lines off
             for name, (size, digest) in (labels.get("logs", {}) if labels["round"] else {}).items():
-                if sum_of(self.path / name, size) != [size, digest]:
+                if recorded.sum_of(self.path / name, size) != [size, digest]:
                     raise StateError(
                         f"{self.path / name}: the lines up to round {labels['round']} are not those that the run "
                         "wrote: they were changed or truncated; restore the file"
                     )
             return newest
         metrics = self.path / _METRICS
-        if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
+        if metrics.exists() and (last := max((line["round"] for line in recorded.lines_of(metrics)), default=0)):
             raise StateError(
                 f"{self.path}: the checkpoints (state.json, state.safetensors) are missing, but {metrics.name} has "
                 f"{last} rounds: restore them, or start again in another folder"
@@ -482,15 +462,15 @@ class RunFolder:
         copy = self.mirror
         if copy is None or not any(checkpoint.needed(copy)):
             return
-        info = read_info(self.path)
+        info = recorded.read_info(self.path)
         # of run.json, because the recipe beside it may have changes that are accepted only later
-        now = info.get("recipe") or recipe_of(self.path)
-        was = recipe_of(copy) if (copy / "recipe.yaml").is_file() else {}
+        now = info.get("recipe") or recorded.recipe_of(self.path)
+        was = recorded.recipe_of(copy) if (copy / "recipe.yaml").is_file() else {}
         free = {key for change in info.get("changes", ()) for key in change["keys"]}
         keys = [key for key in differs("", was, now) if key not in free and not came_later(key, was, now)]
         other = sorted(key for key in keys if not key.startswith("runtime."))
         if not other and (copy / "partition.json").is_file():
-            other = differs("partition", *(json_of(home / "partition.json") for home in (copy, self.path)))[:1]
+            other = differs("partition", *(recorded.json_of(home / "partition.json") for home in (copy, self.path)))[:1]
         if other:
             raise StateError(
                 f"runtime.mirror: {copy}: the copy is of another run ({first_of(other)} differ), or no copy of a run; "
@@ -507,13 +487,13 @@ class RunFolder:
             raise StateError(f"{self.path}: the state of round {number}, the best one, is missing")
         return best[0]
 
-    def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str], name: str = MODEL) -> None:
+    def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str], name: str = recorded.MODEL) -> None:
         """Write model.safetensors, or another file of tensors, readable without fedloom."""
         part = self.path / f"{name}.part"
         checkpoint.save_tensors(tensors, part, labels)
         os.replace(part, self.path / name)
         if self.audit is not None:
-            self._note("export", file=name, digest=sum_of(self.path / name)[1])
+            self._note("export", file=name, digest=recorded.sum_of(self.path / name)[1])
 
     def _note_events(self, round_: int, events: Iterable[Mapping[str, Any]]) -> None:
         for event in events:
