@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import product
@@ -216,9 +216,7 @@ def _changed(value: dict[str, Any], changes: Mapping[Any, Any], where: str) -> d
     return value
 
 
-@cache
-def _parsed(text: str) -> Any:
-    return parse(text, "a packaged file")
+_parsed = cache(partial(parse, where="a packaged file"))
 
 
 def _in_file(path: Path, kind: str, known: Mapping[str, Any]) -> Any:

@@ -127,22 +127,19 @@ def forecast(
 def _epsilon(terms: PrivacyTerms, rounds: int) -> float:
     if rounds == 0 and not terms.statistics:
         return 0.0
-    accountant = _accountant(terms)
-    if terms.statistics:  # a round of all clients
-        accountant.compose(_event(replace(terms, drawn=terms.clients or 1.0)))
-    if rounds:
-        accountant.compose(_event(terms), rounds)
-    return float(accountant.get_epsilon(terms.delta))
-
-
-def _accountant(terms: PrivacyTerms) -> Any:
     dp = need("dp_accounting", "privacy")
     logging.getLogger("absl").setLevel(logging.ERROR)  # it says of each order that it leaves out that it does so
     relations = dp.NeighboringRelation
     relation = relations.REPLACE_ONE if terms.clients else relations.ADD_OR_REMOVE_ONE
     if terms.accountant == "pld":
-        return need("dp_accounting.pld", "privacy").PLDAccountant(relation)
-    return need("dp_accounting.rdp", "privacy").RdpAccountant(neighboring_relation=relation)
+        accountant = need("dp_accounting.pld", "privacy").PLDAccountant(relation)
+    else:
+        accountant = need("dp_accounting.rdp", "privacy").RdpAccountant(neighboring_relation=relation)
+    if terms.statistics:  # a round of all clients
+        accountant.compose(_event(replace(terms, drawn=terms.clients or 1.0)))
+    if rounds:
+        accountant.compose(_event(terms), rounds)
+    return float(accountant.get_epsilon(terms.delta))
 
 
 def _event(terms: PrivacyTerms) -> Any:
