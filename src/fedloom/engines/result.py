@@ -53,12 +53,7 @@ class Result:
         if not self.measured:
             return "\n".join([f"no scores: {', '.join(self.run.withheld)} withhold them", *trouble])
         final = self.final(split)
-        width = max(map(len, final.values), default=0)
-        lines = [
-            f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())
-            for task, values in final.values.items()
-        ]
-        return "\n".join([*lines, final.caption, *trouble])
+        return "\n".join([*texts_of(final.values), final.caption, *trouble])
 
     @property
     def trouble(self) -> str:
@@ -154,6 +149,15 @@ def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
         owner, _, name = key.rpartition("/")
         models.setdefault(owner.removeprefix("client/"), {})[name] = tensor
     return models
+
+
+def texts_of(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a line of text for each task, with its metrics."""
+    width = max(map(len, scores), default=0)
+    return [
+        f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+        for task, values in scores.items()
+    ]
 
 
 WIDTH, HEIGHT = 260, 110  # of a curve, in pixels

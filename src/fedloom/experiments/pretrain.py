@@ -13,6 +13,7 @@ import torch
 from fedloom.core.context import Ctx, State
 from fedloom.core.errors import DataError, RecipeError, StateError, UserError, writing
 from fedloom.data.dataset import JoinedExamples
+from fedloom.engines.result import texts_of
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import load_data, starting_model, with_options
 from fedloom.federation.rounds.evaluation import Scores, evaluate
@@ -33,11 +34,7 @@ class Pretrained:
 
     def table(self) -> str:
         """Return tasks x metrics as text."""
-        width = max(map(len, self.scores))
-        return "\n".join(
-            f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())
-            for task, values in self.scores.items()
-        )
+        return "\n".join(texts_of(self.scores))
 
 
 def pretrain(
