@@ -208,8 +208,20 @@ def test_images_of_more_than_8_bits_are_predicted_as_they_were_trained_on(
     right = tests.grade == [seen[Path(name).stem] for name in tests.scan]
     assert right.groupby(tests.clinic).mean().mean() == pytest.approx(final)
     Image.new("L", (20, 14), 9).save(folder / "scans" / "scan58.png")
-    with pytest.raises(DataError, match="8 bits found, expected one image of more than 8 bits"):
+    first = folder / "scans" / "scan00.png"
+    with pytest.raises(DataError, match=f"58.png: 8 bits found, expected one image of more than 8 bits, as {first}"):
         read(folder, image="scan")
+
+
+def test_all_files_that_cannot_be_used_are_named_at_once(folder: Path) -> None:
+    for i in range(1, 8):
+        (file,) = (folder / "scans").rglob(f"scan{i:02d}.*")
+        file.write_bytes(b"no image")
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        read(folder, image="scan")
+    *lines, last = str(caught.value).split("\n")
+    assert [Path(line.partition(":")[0]).stem for line in lines] == [f"scan{i:02d}" for i in range(1, 6)]
+    assert last == "and 2 more that cannot be used"
 
 
 def test_a_node_has_images_of_its_own(folder: Path) -> None:

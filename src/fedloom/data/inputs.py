@@ -255,7 +255,8 @@ def opened(file: Path | str, mode: Literal["RGB", "L"] = "RGB") -> Any:
     library, upright = need("PIL.Image", "vision"), need("PIL.ImageOps", "vision").exif_transpose
     with parsing(f"{file}: cannot be read as an image"), library.open(file, formats=FORMATS) as image:
         if image.mode.startswith(DEEP):
-            raise ValueError(f"mode {image.mode} found, expected 8 bits per channel; docs/own.md reads more")
+            advice = "convert it, or give all images of a table more (docs/bring-your-data.md)"
+            raise ValueError(f"mode {image.mode} found, expected 8 bits per channel; {advice}")
         return upright(image).convert(mode)
 
 
@@ -345,7 +346,8 @@ def read_deep(files: Sequence[Path], size: int) -> Tensor:
     def one(file: Path) -> Tensor:
         pixels = pixels_of(file)
         if pixels.dtype == np.uint8:
-            raise DataError(f"{file}: 8 bits found, expected one image of more than 8 bits, as {files[0].name}")
+            advice = "save all images with 8 bits, or all with more"
+            raise DataError(f"{file}: 8 bits found, expected one image of more than 8 bits, as {files[0]}; {advice}")
         finite(pixels, str(file))
         return as_images(pixels, size, None, str(file))
 

@@ -37,6 +37,8 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 R = TypeVar("R")
 SPLITS = ("train", "test")
+SHOWN = 5
+"""So many files that cannot be used are named."""
 PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "testing": 2}
 """Names of the parts of a split, with the part's number. Files and folders so called are neither sites nor classes."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
@@ -242,9 +244,24 @@ def _checksum(array: Array) -> int:
 
 
 def in_threads(one: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return what `one` makes of each item: decoding, resizing and hashing leave the interpreter lock."""
+    """Return what `one` makes of each item: decoding, resizing and hashing leave the interpreter lock.
+
+    DataError where it raises one, with a line for each of the first SHOWN items that fail: a folder has several bad
+    files more often than one.
+    """
+
+    def attempt(item: T) -> R | DataError:
+        try:
+            return one(item)
+        except DataError as error:
+            return error
+
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(one, items))
+        tried = list(pool.map(attempt, items))
+    if failures := [str(each) for each in tried if isinstance(each, DataError)]:
+        rest = [f"and {len(failures) - SHOWN} more that cannot be used"] if len(failures) > SHOWN else []
+        raise DataError("\n".join([*failures[:SHOWN], *rest]))
+    return [each for each in tried if not isinstance(each, DataError)]
 
 
 def digest(files: Sequence[Path | str]) -> bytes:
