@@ -308,6 +308,7 @@ def images(folder: Path, *places: str, count: int = 5) -> Path:
                 "sites (upper folders) and their images: north (10), south (5)",
                 "classes (lower folders) and their images: cat (5), dog (10)",
                 "split: 20% of the images of each class are test images (data.test_fraction)",
+                "classes without an image: south (cat)",
             ],
         ),
         (
@@ -316,6 +317,7 @@ def images(folder: Path, *places: str, count: int = 5) -> Path:
                 "sites (upper folders) and their images: cat (5), dog (30",
                 "classes (lower folders) and their images: p0 (5),",
                 "split: 20%",
+                "classes without an image: cat (p0, p1, p2, p3, p4 and 1 more), dog (p7)",
             ],
         ),
         (
@@ -323,6 +325,7 @@ def images(folder: Path, *places: str, count: int = 5) -> Path:
             [
                 "split (upper folders) and their images: test (5), train (10)",
                 "classes (lower folders) and their images: cat (5), dog (10)",
+                "classes without an image: test (cat)",
             ],
         ),
         (("valid", "invalid"), ["classes and their images: invalid (5), valid (5)", "split: 20%"]),

@@ -195,6 +195,12 @@ def _lines(
     lines.append(_sizes("classes (lower folders)" if upper else "classes", {k: classes[k] for k in sorted(+classes)}))
     if upper != "split":
         lines.append(f"split: {_TEST:.0%} of the images of each class are test images (data.test_fraction)")
+    lacking = {
+        folder: [kind for kind in sorted(+classes) if not kinds.get(kind, Content()).images]
+        for folder, kinds in below.items()
+    }
+    if some := [f"{folder} ({first_of(lacks)})" for folder, lacks in lacking.items() if lacks]:
+        lines.append(f"classes without an image: {first_of(some)}")
     every = {f"{folder}/{kind}": has for folder, kinds in below.items() for kind, has in kinds.items()}
     return (
         *lines,
