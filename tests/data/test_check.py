@@ -112,10 +112,27 @@ def test_folders_of_classes(tmp_path):
     assert "The address of Stanford Cars no longer answers" in text
 
 
+def test_each_image_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        save(tmp_path / "north" / name, np.zeros((9, 9, 3), np.uint8))
+    for name in ("a/1.png", "b/0.png"):
+        (tmp_path / "north" / name).write_bytes(b"no image")
+    done = CliRunner().invoke(app, ["data", "check", "domain-folders", "--root", str(tmp_path)])
+    assert done.exit_code == 2
+    problems = [line for line in done.output.splitlines() if line.startswith("problem: ")]
+    assert [line.partition(": cannot be read as an image")[0][-7:] for line in problems] == ["a/1.png", "b/0.png"]
+
+
 def test_data_without_a_folder_is_not_checked(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["data", "check", "arrays", "--root", str(tmp_path)])
     assert isinstance(done.exception, UserError)
     assert "it checks" in str(done.exception)
+    (tmp_path / "own.yaml").touch()
+    done = CliRunner().invoke(app, ["data", "check", str(tmp_path / "own.yaml")])
+    assert "own.yaml' is no data set that is read from a folder of files" in str(done.exception)
+    assert "`fedloom show RECIPE` says what it found" in str(done.exception)
+    done = CliRunner().invoke(app, ["data", "check", "nyud"])
+    assert "--root is missing, expected the folder that holds the data set" in str(done.exception)
     done = CliRunner().invoke(app, ["data", "check", "cars", "--root", str(tmp_path)])
     assert "'cars' is a set of class-folders. The address of Stanford Cars no longer answers" in str(done.exception)
     assert "class-folders" in str(done.exception)

@@ -229,8 +229,8 @@ def preview(
 @data.command()
 def check(
     name: NameArgument,
-    root: Annotated[Path, option("The folder that holds the data set.", file_okay=False)],
     parameters: Parameters = None,
+    root: Annotated[Path | None, option("The folder that holds the data set.", "DIR", file_okay=False)] = None,
     limit: Annotated[int, option("The number of images to read per part; 0 reads all.", min=0)] = 100,
     as_json: shared.Json = False,
 ) -> None:
@@ -241,11 +241,13 @@ def check(
     if name in GONE:
         raise UserError(f"data check: {name!r} is a set of class-folders{GONE[name]}")
     checked = [each for each in DATASETS.entries if "root" in DATASETS[each].params.model_fields]
-    if name in DATASETS.entries and name not in checked:
+    if name not in checked and (name in DATASETS.entries or Path(name).exists()):
         raise UserError(
-            f"data check: {name!r} is not read from a folder of files; it checks {', '.join(checked)}. Of other data, "
-            "`fedloom show RECIPE` says what it found"
+            f"data check: {name!r} is no data set that is read from a folder of files; it checks {', '.join(checked)}. "
+            "Of other data, `fedloom show RECIPE` says what it found"
         )
+    if root is None:
+        raise UserError("data check: --root is missing, expected the folder that holds the data set")
     if name in folders.CHECKABLE:
         report = folders.check(name, str(root), limit or None)
     else:

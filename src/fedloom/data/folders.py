@@ -328,7 +328,7 @@ def check_classes(build: Callable[[], Dataset], limit: int | None = None) -> Rep
     try:
         dataset = build()
     except DataError as error:
-        report.problems.append(str(error))
+        report.problems += str(error).splitlines()
         return report
     report.notes += dataset.doubts
     for split, part in (("train", dataset.train), ("test", dataset.test)):
