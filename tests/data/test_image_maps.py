@@ -82,6 +82,9 @@ def test_folders_of_images_and_masks_are_found_trained_on_and_predicted(
     command("predict", "bundle", "all/north/images", "--out", "seen.png")
     masks = {i: np.asarray(Image.open(sites / f"all/north/masks/{i}_mask.png")) for i in range(16) if i % 4}
     seen = {i: np.asarray(Image.open(sites / f"seen/masks/{i}.png")) for i in masks}
+    rows = pandas.read_csv("seen/predictions.csv")
+    assert {f"seen/{file}" for file in rows.masks} == {f"seen/masks/{i}.png" for i in range(16)}
+    assert [Path(file).stem for file in rows.masks] == [Path(file).stem for file in rows.input]
     assert {*np.unique(np.stack([*seen.values()])).tolist()} == {0, 255}  # the values that masks of training have
     assert np.mean([(seen[i] == masks[i]).mean() for i in masks]) > 0.9
 

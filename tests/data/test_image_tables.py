@@ -202,6 +202,8 @@ def test_images_of_more_than_8_bits_are_predicted_as_they_were_trained_on(
     for words in (["export", "run", "--out", "bundle"], ["predict", "bundle", "scans", "--out", "seen.png"]):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
+    refused = CliRunner().invoke(app, ["predict", "bundle", "labels.csv"]).exception
+    assert "predict the images, not the table that names them" in str(refused)
     answers = pandas.read_csv("seen/predictions.csv")
     seen = {Path(file).stem: grade for file, grade in zip(answers.input, answers.grade, strict=True)}
     tests = table[::3].dropna(subset="grade")

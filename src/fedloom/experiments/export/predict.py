@@ -73,7 +73,7 @@ class Answers:
     folders: tuple[Path, ...] = ()
     """The folders of these files, one per task."""
     table: Path | None = None
-    """The file with a row per input: its name, and the predictions without maps, with probabilities."""
+    """The file with a row per input: its name, predictions with probabilities, and the files of maps."""
     picture: Path | None = None
     """The picture of the first inputs and all predictions on them."""
 
@@ -129,9 +129,10 @@ def of_files(bundle: Bundle, paths: Sequence[Path], picture: Path) -> Answers:
                 columns.setdefault(column, []).append(value)
             if seen is not None and len(drawn) < DRAWN:
                 drawn.append([(seen(at), file.name), *cells])
-        answers.maps += [
-            _save(task, maps[task.name], pixels[task.name], file, folder / task.name / stems[file]) for task in dense
-        ]
+        for task in dense:
+            where = _save(task, maps[task.name], pixels[task.name], file, folder / task.name / stems[file])
+            answers.maps.append(where)
+            columns.setdefault(task.name, []).extend([where.relative_to(folder).as_posix()] * len(x))
     if len(answers.unread) == len(sources):
         raise DataError("; ".join([*answers.unread.values()][:3]))
     for why in answers.unread.values():
@@ -438,7 +439,8 @@ def _of_texts(bundle: Bundle, words: Words, file: Path) -> DataFrame:
 
 def _bundle(bundle: Bundle, folder: Path) -> tuple[Preprocessing, Chosen]:
     if bundle.about.table is None:
-        raise UserError(f"{folder}: expected a model that was trained on a table")
+        advice = "predict the images, not the table that names them" if is_image(bundle.about.input_shape) else ""
+        raise UserError(f"{folder}: expected a model that was trained on a table{advice and '; ' + advice}")
     tasks = {task.name for task in bundle.tasks}
     return bundle.about.table, lambda site, task: bundle.module if task in tasks else None
 
