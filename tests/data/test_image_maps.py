@@ -279,6 +279,24 @@ def test_masks_that_are_none_are_refused_by_init(table: Path, monkeypatch: pytes
     assert "no names of images found, expected those of maps" in refused("ill=segmentation")
 
 
+def test_masks_with_smoothed_edges_are_refused_and_thin_classes_are_not(tmp_path: Path) -> None:
+    soft, thin = (np.zeros((24, 24), "uint8") for _ in range(2))
+    soft[5:15, 5:15] = 255
+    for step in range(6):  # nested squares, whose edges touch a lower and a higher class, but have an inside
+        thin[2 * step : 24 - 2 * step, 2 * step : 24 - 2 * step] = 40 * step
+    edges = np.asarray(Image.fromarray(soft).resize((48, 48), Image.Resampling.BILINEAR))
+    for kind, mask in {"soft": edges, "thin": thin}.items():
+        for i in range(4):
+            save(tmp_path / kind / f"images/{i}.png", np.zeros(mask.shape, "uint8"))
+            save(tmp_path / kind / f"masks/{i}.png", mask if i else np.minimum(mask // 100 * 255, 255).astype("uint8"))
+    words = ["--clients", "2", "--rounds", "1", "--method", "fedavg", "--out", str(tmp_path / "r.yaml")]
+    refused = str(CliRunner().invoke(app, ["init", str(tmp_path / "soft"), *words]).exception)
+    assert "column 'masks': " in refused
+    assert f"most of them on edges only, as in {tmp_path / 'soft/masks/1.png'}" in refused
+    assert "the mask was resized or smoothed; save it with the values of classes alone" in refused
+    assert "labels: masks (segmentation: 0, 40, 80, 120, 160" in command("init", str(tmp_path / "thin"), *words)
+
+
 def test_a_mask_belongs_to_the_image_with_the_longest_name(tmp_path: Path) -> None:
     for name in ("a_1_seg.png", "a_seg.png", "b_SEG.tif", ".a_2.png", "notes.txt", "a_1_seg_old.txt"):
         (tmp_path / name).touch()

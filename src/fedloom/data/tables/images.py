@@ -36,6 +36,8 @@ SOME, LOOKED = 50, 500
 """So many cells of a column decide whether it names images, and so many maps which classes there are."""
 CLASSES = 64
 """Maps of more values have no classes."""
+BETWEEN = 3
+"""A mask whose edges were interpolated has at least so many values beside the two of its classes."""
 SIDES = 64, 128
 """Images are resized to so many pixels a side in a first recipe, without and with maps."""
 
@@ -275,6 +277,16 @@ def _ends_alike(series: pandas.Series) -> str:
     return next((cell for cell in series.head(SOME) if isinstance(cell, str) and ending(cell)), "")
 
 
+def _is_smoothed(maps: Array) -> bool:
+    """Return whether nearly every pixel of maps (n x H x W) that has neither the least nor the largest value, of at
+    least BETWEEN values, touches a lower and a higher one: interpolated edges do, and classes have an inside."""
+    padded = np.pad(maps, ((0, 0), (1, 1), (1, 1)), "edge")
+    around = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    inner = (maps > maps.min()) & (maps < maps.max())
+    between = (around.min((3, 4)) < maps) & (maps < around.max((3, 4)))
+    return len(np.unique(maps[inner])) >= BETWEEN and bool(between[inner].mean() > 0.95)
+
+
 def _map_label(column: Column, folder: Path, known: Mapping[str, Any], is_map: bool) -> Label:
     """Return the label that the maps of a column in a folder have, as some of them look. Raises DataError where they
     have none, and where 255 may be a class or no label."""
@@ -296,14 +308,18 @@ def _map_label(column: Column, folder: Path, known: Mapping[str, Any], is_map: b
     if kind not in (None, "segmentation"):
         column.fail(f"kind {kind!r} found, expected {' or '.join(MAPS)} for images with a label for each pixel")
     jpeg = next((file for file in files if file.suffix.lower() in (".jpg", ".jpeg")), None)
+    richest = files[int(np.argmax([len(own) for own in each]))]
     if (
         len(values) > CLASSES
         or (values != np.round(values)).any()
         or np.isinf(values).any()
         or (jpeg is not None and len(values) > 2)
     ):
-        found = f"{len(values)} different values of pixels found, such as {values[1]:g} in {jpeg or folder}"
+        found = f"{len(values)} different values of pixels found, such as {values[1]:g} in {jpeg or richest}"
         column.fail(f"{found}, expected a few whole numbers, one for each class; JPEG changes them, PNG does not")
+    if len(values) >= 2 + BETWEEN and _is_smoothed(pixels_of(richest, as_label=True)[:, 0]):
+        found = f"{len(values)} different values of pixels found, most of them on edges only, as in {richest}"
+        column.fail(f"{found}: the mask was resized or smoothed; save it with the values of classes alone")
     classes = values
     if IGNORE in values and len(values) > 2:
         both = [IGNORE in own and len(own) > 2 for own in each]
