@@ -206,7 +206,7 @@ def synchronous(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Arrival:
     """An event at a peer: a message has come or, where it is the sender itself, its training has ended."""
 
@@ -226,7 +226,7 @@ class Events:
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
-        self._heap: list[tuple[float, str, str, int, Arrival]] = []
+        self._heap: list[Arrival] = []
         self._count: dict[Pair, int] = {}
 
     def __len__(self) -> int:
@@ -239,13 +239,13 @@ class Events:
         number = self._count.get((sender, receiver), 0)
         self._count[sender, receiver] = number + 1
         arrival = Arrival(self.now + after, receiver, sender, number, item)
-        self._push(arrival)
+        heapq.heappush(self._heap, arrival)
         return arrival
 
     @property
     def next(self) -> float:
         """Time of the next event; infinite where there is none."""
-        return self._heap[0][0] if self._heap else math.inf
+        return self._heap[0].time if self._heap else math.inf
 
     def wait(self, until: float) -> None:
         """Move the clock on to `until`. Raises ValueError where an event is earlier."""
@@ -257,13 +257,13 @@ class Events:
         """Take the next event, and move the clock to its time. Raises IndexError where there is none."""
         if not self._heap:
             raise IndexError("no event is left")
-        arrival = heapq.heappop(self._heap)[-1]
+        arrival = heapq.heappop(self._heap)
         self.now = arrival.time
         return arrival
 
     def state(self) -> dict[str, Any]:
         """Return everything as nested dictionaries and lists, fit for a checkpoint if the items are."""
-        rows = [{**vars(arrival)} for *_, arrival in sorted(self._heap, key=lambda entry: entry[:4])]
+        rows = [{**vars(arrival)} for arrival in sorted(self._heap)]
         counts = [[*pair, n] for pair, n in sorted(self._count.items())]
         return {"now": self.now, "events": rows, "counts": counts}
 
@@ -272,9 +272,6 @@ class Events:
         """Invert `state`."""
         events = Events(state["now"])
         events._count = {(sender, receiver): n for sender, receiver, n in state["counts"]}
-        for row in state["events"]:
-            events._push(Arrival(**row))
+        events._heap = [Arrival(**row) for row in state["events"]]
+        heapq.heapify(events._heap)
         return events
-
-    def _push(self, a: Arrival) -> None:
-        heapq.heappush(self._heap, (a.time, a.receiver, a.sender, a.number, a))
