@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.core.combine import Aggregation
 from fedloom.core.context import Ctx, State
-from fedloom.core.gram import gram, nonzero
+from fedloom.core.gram import gram, inner_products, nonzero
 from fedloom.core.layout import Layout
 from fedloom.core.mean import Mean, column_groups, mixed_models
 from fedloom.core.outline import Box
@@ -79,9 +79,6 @@ def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
     rows = tuple((client, None) for client in sorted(moves))
     X = torch.stack([moves[client] for client in sorted(moves)]) if moves else updates.X[:0]
     return Updates(updates.layout, rows, X, sizes, sizes)
-
-
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -288,17 +285,9 @@ class SingleTaskModels(settings.SingleTaskModelsSettings, Stage):
 
 def agreement(updates: Updates, direction: Tensor) -> Tensor:
     """Return cosine of each row with a vector (d), as K numbers in float64; 0 where either is zero."""
-    X, inner = updates.data, torch.zeros(len(updates), dtype=torch.float64)
-    square = torch.zeros(1, dtype=torch.float64)
-    for a in range(0, updates.layout.d, _CHUNK):
-        part = direction[a : a + _CHUNK].double()
-        inner += (X[:, a : a + _CHUNK].double() @ part).cpu()
-        square += (part @ part).cpu()
-    inner, square = columns_here().total(inner), columns_here().total(square)
-    if updates.mixing is not None:
-        inner = updates.mixing.cpu() @ inner
-    G = gram(updates)
-    norms = G.diagonal().clamp(min=0).sqrt() * square.sqrt()
+    G, inner = inner_products(updates, direction)
+    square = torch.linalg.vector_norm(direction, dtype=torch.float64).square().cpu()
+    norms = G.diagonal().clamp(min=0).sqrt() * columns_here().total(square.reshape(1)).sqrt()
     return torch.where(nonzero(G) & (norms > 0), inner / norms, 0.0).clamp(-1.0, 1.0)
 
 
