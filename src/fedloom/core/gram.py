@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedloom.core.layout import pieces
 from fedloom.core.updates import Updates, columns_here
 
 _VALUES, _COLUMNS = 1 << 17, 1 << 10
@@ -31,12 +32,11 @@ def inner_products(
     h = torch.zeros(k, dtype=torch.float64, device=X.device)
     step = max(_COLUMNS, _VALUES // max(k, 1))
     for s in [slice(0, updates.layout.d)] if columns is None else columns:
-        for a in range(s.start, s.stop, step):
-            b = min(a + step, s.stop)
-            part = X[:, a:b].double()
+        for piece in pieces(s, step):
+            part = X[:, piece].double()
             G.addmm_(part, part.t())
             if vector is not None:
-                h.addmv_(part, vector[a:b].to(part))
+                h.addmv_(part, vector[piece].to(part))
     G, h = columns_here().total(G.cpu()), h.cpu() if vector is None else columns_here().total(h.cpu())
     if updates.mixing is not None:
         M = updates.mixing.cpu()

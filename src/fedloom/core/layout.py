@@ -346,6 +346,11 @@ class Layout:
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
 
 
+def pieces(columns: Columns, step: int) -> list[Columns]:
+    """Return consecutive columns in pieces of `step`; the last one may be shorter."""
+    return [Columns(a, min(a + step, columns.stop)) for a in range(columns.start, columns.stop, step)]
+
+
 EMPTY = Layout(())
 """No columns."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State
-from fedloom.core.layout import Layout
+from fedloom.core.layout import Layout, pieces
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import EVERYONE, Updates
 
@@ -27,7 +27,7 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
         out = X.new_zeros(updates.layout.d)
         w = w.to(X)
         present = _columns(updates, support)
-        for s in _chunks(0, updates.layout.d):
+        for s in pieces(slice(0, updates.layout.d), _CHUNK):
             coef = updates.coef[:, s].to(X)
             if present is not None:
                 coef = coef * present[:, s]
@@ -89,10 +89,6 @@ def _ratio(part: Tensor, total: Tensor) -> Tensor:
     return torch.where(total != 0, part / total, torch.zeros_like(part))
 
 
-def _chunks(start: int, stop: int) -> list[slice]:
-    return [slice(a, min(a + _CHUNK, stop)) for a in range(start, stop, _CHUNK)]
-
-
 def mixed_models(updates: Updates, M: Tensor) -> Tensor:
     """Return updates (K x d) that move each row from its own start to a mix of the trained models w = base + X.
 
@@ -109,7 +105,7 @@ def mixed_models(updates: Updates, M: Tensor) -> Tensor:
         change = (torch.where(total > 0, part / total, eye) - eye).to(X)
         if not bool(change.any()):
             continue
-        for s in _chunks(columns.start, columns.stop):
+        for s in pieces(columns, _CHUNK):
             # models relative to the first start: the rows of `change` sum to 0
             w = X[rows, s] if base is None else X[rows, s] + (base[rows, s] - base[0, s])
             out[rows, s] += change @ w
@@ -172,7 +168,7 @@ class SupportMean(Stage):
         if updates.support is not None:
             return updates.reduced(weighted_mean(updates, updates.support)), state
         out = updates.X.new_zeros(updates.layout.d)
-        for s in _chunks(0, updates.layout.d):
+        for s in pieces(slice(0, updates.layout.d), _CHUNK):
             X = updates.X[:, s]
             coef = (X != 0).to(X.dtype)
             if updates.coef is not None:

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.layout import pieces
+
 Combine = Literal["normalized", "sum", "half", "average"]
 Cross = Literal["similar", "uniform", "none"]
 Source = Literal["masked", "unified", "reconstructed"]
@@ -78,14 +80,14 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
     masks = np.empty((T, -(-d // 8)), np.uint8) if packed else np.empty((T, d), np.bool_)
     whole = _array(vectors) if isinstance(vectors, Tensor) else None
     arrays = [] if whole is not None else [_array(row) for row in rows]
-    pieces = _pieces(d, _CHUNK)
-    sums = np.empty((len(pieces), 2, T))
+    parts = pieces(slice(0, d), _CHUNK)
+    sums = np.empty((len(parts), 2, T))
 
     def work(numbers: range) -> None:
         size = (T, min(_CHUNK, d))
         x_, y_, mask_ = np.empty(size, kind), np.empty(size, kind), np.empty(size, np.bool_)
         for i in numbers:
-            s = pieces[i]
+            s = parts[i]
             n = s.stop - s.start
             x, y, mask = x_[:, :n], y_[:, :n], mask_[:, :n]
             if whole is not None:
@@ -105,7 +107,7 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
             np.copyto(y, mask)
             sums[i, 1] = _row_sums(np.multiply(y, top, out=y))
 
-    _spread(work, len(pieces))
+    _spread(work, len(parts))
     sizes, kept = sums.sum(0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         scales = np.where(kept > 0, np.minimum(sizes / kept, np.finfo(kind).max), 1.0).astype(kind)
@@ -123,7 +125,7 @@ def modulate(vector: Tensor, mask: Tensor, scale: Tensor | float, out: Tensor | 
     scale = torch.as_tensor(scale, dtype=vector.dtype, device=vector.device)
     out = vector.new_empty(*mask.shape[:-1], d) if out is None else out
     bits = vector.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[vector.itemsize])
-    for s in _pieces(d, _MOST):
+    for s in pieces(slice(0, d), _MOST):
         packed = mask.dtype == torch.uint8
         here = unpack_mask(_bytes(mask, s), s.stop - s.start) if packed else mask[..., s]
         # by bits, for torch.where takes three times as long on masks without a pattern
@@ -170,10 +172,6 @@ def _sgn(x: Array) -> Array:
 
 # Work in pieces, on the CPU: numpy computes small pieces in as many threads as torch may use. The pieces are too small
 # for torch's own threads, which wait for each other after every operation.
-
-
-def _pieces(d: int, step: int) -> list[slice]:
-    return [slice(a, min(a + step, d)) for a in range(0, d, step)]
 
 
 def _spread(work: Callable[[range], None], count: int) -> None:
@@ -228,7 +226,7 @@ def sign_similarity(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
     T, d = vectors.shape
     agree = torch.zeros(T, T, dtype=torch.float64, device=vectors.device)
     both = torch.zeros_like(agree) if zeros == "out" else torch.full_like(agree, d)
-    for s in _pieces(d, _GRAM):
+    for s in pieces(slice(0, d), _GRAM):
         sign = vectors[:, s].sign().float()
         agree += sign @ sign.t()
         if zeros == "out":
@@ -335,32 +333,32 @@ def aggregate_tasks(
     if out is not None and (out.shape != (T, d) or out.dtype != first.dtype):
         raise ValueError(f"out: expected {T} x {d} of {first.dtype}, found {tuple(out.shape)} of {out.dtype}")
     vectors = np.empty((T, d), _kind(first)) if out is None else out.numpy()
-    pieces = _pieces(d, min(max(_VALUES // T // 8 * 8, _LEAST), _MOST))
+    parts = pieces(slice(0, d), min(max(_VALUES // T // 8 * 8, _LEAST), _MOST))
 
     def same_task(numbers: range) -> None:
         for i in numbers:
-            total = np.zeros((T, pieces[i].stop - pieces[i].start))
-            mhat = round_.mhat(pieces[i], total)
-            np.multiply(total, mhat, out=vectors[:, pieces[i]], casting="same_kind")
+            total = np.zeros((T, parts[i].stop - parts[i].start))
+            mhat = round_.mhat(parts[i], total)
+            np.multiply(total, mhat, out=vectors[:, parts[i]], casting="same_kind")
 
-    _spread(same_task, len(pieces))
+    _spread(same_task, len(parts))
     S = sign_similarity(torch.from_numpy(vectors), zeros)
     partners = _partners(S, kappa, epsilon, cross)
     own, weights = (w.numpy() for w in _weights(partners, combine, cross))
 
     def cross_task(numbers: range) -> None:
         for i in numbers:
-            hat = vectors[:, pieces[i]].astype(np.float64)
+            hat = vectors[:, parts[i]].astype(np.float64)
             other = np.zeros_like(hat)
             for to, row in zip(other, weights, strict=True):
                 for j in np.flatnonzero(row):
                     to += row[j] * hat[j]
-            other *= round_.mhat(pieces[i])
+            other *= round_.mhat(parts[i])
             hat *= own[:, None]
-            np.add(hat, other, out=vectors[:, pieces[i]], casting="same_kind")
+            np.add(hat, other, out=vectors[:, parts[i]], casting="same_kind")
 
     if weights.any():
-        _spread(cross_task, len(pieces))
+        _spread(cross_task, len(parts))
     return TaskAggregate(round_.tasks, torch.from_numpy(vectors).to(first.device), S, partners)
 
 

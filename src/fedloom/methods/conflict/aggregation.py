@@ -18,6 +18,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx, Row, State, derive_seed, row_key
 from fedloom.core.errors import UserError
 from fedloom.core.gram import conflict_averse, conflict_free, gram, min_norm, nonzero, normalised
+from fedloom.core.layout import pieces
 from fedloom.core.lazy import need
 from fedloom.core.mean import column_groups, problems, shares, weighted_mean
 from fedloom.core.stage import Stage, Traits
@@ -207,9 +208,9 @@ def combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor],
             if not wide:
                 torch.mv(X[:, s].t(), q.to(X), out=out[s])
                 continue
-            for a in range(s.start, s.stop, _COLUMNS):
-                part = X[:, a : min(a + _COLUMNS, s.stop)].double()
-                out[a : a + part.shape[1]] = q.to(part) @ part
+            for piece in pieces(s, _COLUMNS):
+                part = X[:, piece].double()
+                out[piece] = q.to(part) @ part
     return out
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State, row_key
-from fedloom.core.layout import Columns, Layout
+from fedloom.core.layout import Columns, Layout, pieces
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
 from fedloom.methods.feddea import ActivatedDimensionsSettings, HealSettings, TopMagnitudeSettings
@@ -303,5 +303,4 @@ def _needed(rounds: int, tau: float) -> int:
 
 def _columns(updates: Updates, i: int) -> list[slice]:
     """Return the columns that row i has, in pieces of at most _COLUMNS."""
-    spans = updates.layout.spans(updates.part(i))
-    return [slice(a, b) for s in spans for a, b in pairwise([*range(s.start, s.stop, _COLUMNS), s.stop])]
+    return [piece for s in updates.layout.spans(updates.part(i)) for piece in pieces(s, _COLUMNS)]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.gram import gram
+from fedloom.core.layout import pieces
 from fedloom.core.mean import problems
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
@@ -343,8 +344,7 @@ class ByCoordinate(Robust):
         for columns, members in self._fit(updates, ctx)[0]:
             f = self._bears(len(members))
             for s in columns:
-                for a in range(s.start, s.stop, _COLUMNS):
-                    part = slice(a, min(a + _COLUMNS, s.stop))
+                for part in pieces(s, _COLUMNS):
                     X[members, part] = self.combined(in_order(updates.X[members, part]), f)
         return updates.replace(X=X), state
 
