@@ -79,28 +79,19 @@ class Registry:
     code are refused."""
     older: Mapping[str, str] = field(default_factory=dict)
     """Names of older versions, and what they are called now."""
-    waiting: dict[str, tuple[Callable[..., Any], str]] = field(default_factory=dict)
-    """Registered functions not used so far: `--help` does not build their schemas."""
-
-    @cached_property
-    def _entries(self) -> dict[str, Registered]:
-        return {}
+    registered: dict[str, tuple[Callable[..., Any], str]] = field(default_factory=dict)
+    """Name -> (function, source)."""
+    _used: dict[str, Registered] = field(default_factory=dict)
+    """Those of them that were used so far: `--help` does not build the others' schemas."""
 
     @property
     def entries(self) -> dict[str, Registered]:
         """All that is registered here, by name."""
-        for name in [*self.waiting]:
-            self._entry(name)
-        return self._entries
-
-    def _entry(self, name: str) -> Registered:
-        if name in self.waiting:
-            self._entries[name] = self.of(name, *self.waiting.pop(name))
-        return self._entries[name]
+        return {name: self[name] for name in self.registered}
 
     def __contains__(self, name: str) -> bool:
         """Return whether a name is registered or announced."""
-        return name in self.waiting or name in self._entries or name in self.announced
+        return name in self.registered or name in self.announced
 
     def register(
         self, name: str, source: str = "", order: Sequence[str] = (), note: str = ""
@@ -112,12 +103,12 @@ class Registry:
         """
 
         def add(function: Callable[..., R]) -> Callable[..., R]:
-            if name in self.waiting or name in self._entries:
+            if name in self.registered:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
             if note:
                 function.__doc__ = f"{inspect.getdoc(function)}\n\n{note}"
             function = _with_parts(function, order)
-            self.waiting[name] = (function, source)
+            self.registered[name] = (function, source)
             return function
 
         return add
@@ -164,7 +155,7 @@ class Registry:
     @property
     def names(self) -> list[str]:
         """Return all names except imported ones."""
-        return sorted({*self.waiting, *self._entries, *self.announced})
+        return sorted({*self.registered, *self.announced})
 
     def current(self, name: str) -> str:
         """Return today's name for a name of an older version."""
@@ -199,8 +190,10 @@ class Registry:
 
     def __getitem__(self, name: str) -> Registered:
         name = self.current(name)
-        if name in self.waiting or name in self._entries:
-            return self._entry(name)
+        if name in self.registered:
+            if name not in self._used:
+                self._used[name] = self.of(name, *self.registered[name])
+            return self._used[name]
         if name in self.announced:
             point = self.announced[name]
             return self.of(name, announced(point.value), package=point.dist.name if point.dist else "")
@@ -225,8 +218,8 @@ class Registry:
         elif inspect.isroutine(inner):
             returns = _returned(inner)
             fits = bool(returns) and all(_is_one(one, wanted) for one in returns)
-            words = f"that returns {' or '.join(map(_called, returns))}" if returns else "whose return is not annotated"
-            what = f"a function {words}"
+            names = " or ".join(str(getattr(one, "__name__", one)) for one in returns)
+            what = f"a function {f'that returns {names}' if names else 'whose return is not annotated'}"
         else:
             fits, what = isinstance(thing, tuple(wanted)), f"an object of {type(thing).__qualname__}"
         if not fits:
@@ -285,7 +278,3 @@ def _is_one(returned: Any, classes: Sequence[type]) -> bool:
     if inspect.isclass(returned):
         return issubclass(returned, tuple(classes))
     return str(returned).strip("'\"").rpartition(".")[2] in {cls.__name__ for cls in classes}
-
-
-def _called(returned: Any) -> str:
-    return str(getattr(returned, "__name__", returned))
