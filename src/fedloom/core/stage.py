@@ -145,7 +145,7 @@ class Stage(Checked):
         raise NotImplementedError
 
     def __rshift__(self, other: Stage) -> Chain:
-        return Chain((*_flat(self), *_flat(other)))
+        return Chain((*in_turn(self), *in_turn(other)))
 
     def on(
         self, X: Any, n: Any = None, state: State | None = None, round: int = 0, *, seed: int = 0, **extra: Any
@@ -207,7 +207,7 @@ class Chain(Stage):
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
         i = next((i for i, s in enumerate(self.stages) if s.traits.reduces), len(self.stages) - 1)
         changed = self.stages[i].at_combiner(change)
-        return Chain((*self.stages[:i], *_flat(changed), *self.stages[i + 1 :]))
+        return Chain((*self.stages[:i], *in_turn(changed), *self.stages[i + 1 :]))
 
     def init(self, layout: Layout) -> State:
         return {str(i): s.init(layout) for i, s in enumerate(self.stages)}
@@ -286,8 +286,9 @@ def _given(updates: Updates) -> dict[str, Any]:
     return marks({**tensors, **updates.auxiliary})
 
 
-def _flat(stage: Stage) -> Iterator[Stage]:
-    yield from stage.stages if isinstance(stage, Chain) else (stage,)
+def in_turn(stage: Stage) -> tuple[Stage, ...]:
+    """Return the stages of a chain, or the one stage."""
+    return stage.stages if isinstance(stage, Chain) else (stage,)
 
 
 def inner(stage: Stage) -> Iterator[Stage]:
@@ -326,7 +327,7 @@ def check_closed(stages: Sequence[Stage], where: str) -> None:
     A written field must be read before it is written again and before the end (X is always read at the end). After a
     stage that leaves one row, a rule that compares rows has nothing to compare.
     """
-    stages = [s for stage in stages for s in _flat(stage)]
+    stages = [s for stage in stages for s in in_turn(stage)]
     pending: dict[str, Stage] = {}
     reduced: Stage | None = None
     for stage in stages:

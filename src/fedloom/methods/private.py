@@ -17,7 +17,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State
 from fedloom.core.errors import RecipeError
 from fedloom.core.mean import block_groups
-from fedloom.core.stage import Chain, Stage, Traits
+from fedloom.core.stage import Chain, Stage, Traits, in_turn
 from fedloom.core.updates import Updates
 from fedloom.methods.clusters.centres import ChosenClusters
 from fedloom.methods.method import Method
@@ -150,7 +150,7 @@ def private(method: Method, *, clip: float, noise: float, share: float, local: b
     each client adds noise to what it sends, else the server to the sum. Raises RecipeError
     where something that depends on clients' data would not be accounted for.
     """
-    known = KNOWN if local or not isinstance(_stages(method)[0], ChosenClusters) else KNOWN | {"cluster"}
+    known = KNOWN if local or not isinstance(in_turn(method.stage)[0], ChosenClusters) else KNOWN | {"cluster"}
     beside = [*sorted(method.extras - known), *method.auxiliary, *(("support",) if method.wants_support else ())]
     if (method.turn.pool or method.shares_nothing) and not beside:
         raise RecipeError(
@@ -174,10 +174,6 @@ def private(method: Method, *, clip: float, noise: float, share: float, local: b
     return replace(method if isinstance(stage, PrivateClusters) else method.plus(Bounded(clip)), stage=stage)
 
 
-def _stages(method: Method) -> tuple[Stage, ...]:
-    return method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
-
-
 def _is_mean(stage: Stage) -> bool:
     """Return whether a private mean does what a stage does, but for the noise: a plain rule that only adds rows up."""
     return stage.replaceable and stage.traits.sums
@@ -185,7 +181,7 @@ def _is_mean(stage: Stage) -> bool:
 
 def _noisy(method: Method, mean: PrivateMean) -> Stage:
     """Return the method's aggregation with a private mean for its plain one, which must be the first to see rows."""
-    first, *after = _stages(method)
+    first, *after = in_turn(method.stage)
     if isinstance(first, ChosenClusters) and _is_mean(first.stage) and not after:
         if first.first == "groups":
             raise RecipeError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedloom.core.context import Row, generator, row_key
 from fedloom.core.errors import first_of
-from fedloom.core.stage import Chain, Stage
+from fedloom.core.stage import Stage, in_turn
 from fedloom.core.updates import Updates
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import rows_of
@@ -39,7 +39,7 @@ def visibility(built: Built) -> list[str]:
     counts = _label_counts(built)
     if peers is not None:
         return [f"who sees what: each peer sees {sees} of the peers it hears", *counts]
-    stages = method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
+    stages = in_turn(method.stage)
     until = next((i for i, stage in enumerate(stages) if stage.traits.reduces), len(stages))
     needs = ", ".join(f"{type(stage).__name__} needs {needed(stage)}" for stage in stages[: until + 1])
     mixes = [] if method.stage.traits.reduces else [f"who sees what: {_given_away(built)}"]
