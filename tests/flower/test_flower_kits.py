@@ -88,6 +88,8 @@ def test_a_kit_has_keys_certificate_terms_and_one_command(tmp_path: Path) -> Non
         ({"recipe": "digits-tasks"}, "data: digits found, expected data: nodes, for site 'clinic' has data"),
         ({"sites": {"../up": {}}}, "sites"),
         ({"sites": {"server": {}}}, "the name 'server' is reserved"),
+        ({"sites": {"Server": {}}}, "the name 'Server' is reserved"),
+        ({"sites": {"lab": {}, "Lab": {}}}, "'Lab' and 'lab' differ in case only"),
         ({"sites": {"a": {"terms": {"rounds": 0}}}}, "rounds"),
         ({"sites": {"a": {"client": "b"}}}, "site 'a': client: 'b' found, expected none"),
         ({"recipe": "no-such-recipe"}, "no-such-recipe"),
@@ -108,6 +110,31 @@ def test_a_site_checks_its_data_with_its_kit_alone(tmp_path: Path) -> None:
     (tmp_path / "data" / "clinic.npz").unlink()
     code, said = told("check", str(tmp_path / "clinic"))
     assert (code, "WRONG node: " in said) == (1, True), said
+
+
+def test_a_recipe_of_init_becomes_that_of_each_site(tmp_path: Path) -> None:
+    """Each site states where its file is, and takes the rest of the section that was written for all sites' rows."""
+    names = ("hospital", "age", "ill")
+    rows = [(site, 40 + i % 30, int(i % 30 > 4 + i % 20)) for site in ("Ulm", "Bonn") for i in range(60)]
+    for file, some in {"all": rows, "Ulm": rows[:60], "Bonn": rows[60:]}.items():
+        lines = [",".join(map(str, row)) for row in (names, *some)]
+        (tmp_path / f"{file}.csv").write_text("\n".join(lines))
+    written = tmp_path / "recipe.yaml"
+    options = ["--labels", "ill", "--clients", "hospital", "--method", "fedavg", "--rounds", "1", "--out", str(written)]
+    assert CliRunner().invoke(app, ["init", str(tmp_path / "all.csv"), *options]).exit_code == 0
+    sites: dict[str, Any] = {site: {"data": {"path": str(tmp_path / f"{site}.csv")}} for site in ("Ulm", "Bonn")}
+    file = tmp_path / "sites.yaml"
+    file.write_text(yaml.safe_dump({"recipe": "recipe.yaml", "address": "fl.example", "sites": sites}))
+    code, said = told("provision", str(file), "--out", str(tmp_path / "kits"))
+    assert code == 0, said
+    recipe = load(tmp_path / "kits" / "server" / "app" / "app" / "recipe.yaml")
+    assert (recipe.data.name, recipe.partition.name) == ("nodes", "nodes")
+    code, said = told("check", str(tmp_path / "kits" / "Bonn"))
+    assert (code, "client 'Bonn', tasks ill" in said) == (0, True), said
+    sites["Ulm"]["data"] = {}
+    file.write_text(yaml.safe_dump({"recipe": "recipe.yaml", "address": "fl.example", "sites": sites}))
+    code, said = told("provision", str(file), "--out", str(tmp_path / "more"))
+    assert (code != 0, "site 'Ulm': data.path: missing" in said) == (True, True), said
 
 
 def test_a_kit_from_somebody_else_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from fedloom.core.settings.section import ClientId, Section
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import checked, to_yaml
 from fedloom.data.digits import digits
+from fedloom.data.prepare import alike
 from fedloom.engines.flower import QUIET
 from fedloom.engines.flower.check import RECIPE
 from fedloom.engines.flower.nodes import NodeConfig
@@ -132,20 +133,9 @@ def provision(file: Path, out: Path) -> list[Path]:
     value = read(file, kind="sites", follow=False).value
     admit(names_in(value), Origin.FILE, str(file))
     about = checked(Sites, value, f"{file}: ", between="; ")
-    nodes = {name: {"client": name, "terms": _TERMS, **section} for name, section in about.sites.items()}
-    if "server" in nodes:
-        raise RecipeError(f"{file}: sites: the name 'server' is reserved for the server's folder; choose another name")
-    for name, node in nodes.items():
-        checked(NodeConfig, node, f"{file}, site {name!r}: ", between="; ")
-        if node["client"] != name:  # its key is listed under the site's name
-            raise RecipeError(f"{file}, site {name!r}: client: {node['client']!r} found, expected none: it is the site")
     beside = file.parent / about.recipe
     recipe = str(beside) if beside.is_file() else about.recipe
-    source = load(recipe).data.name  # what is wrong with the recipe is said before anything is written
-    for name, node in nodes.items():
-        if "data" in node and source != "nodes":
-            found = f"data: {source} found, expected data: nodes, for site {name!r} has data"
-            raise RecipeError(f"{recipe}: {found}; write data: nodes and partition: nodes in place of these sections")
+    nodes, changes = _nodes(file, about, recipe)
     authority, server = Authority(), out / "server"
     (server / "sites").mkdir(parents=True)
     values = {"env": " ".join(f"{key}={value}" for key, value in QUIET.items())}
@@ -161,7 +151,8 @@ def provision(file: Path, out: Path) -> list[Path]:
         _script(kit / "check.sh", "check.sh", **values)
         _script(kit / "start.sh", "site.sh", site=name, **values)
     listed = ", ".join(f"{name!r}: {key}" for name, key in keys.items())
-    app = new(server / "app", recipe, [f"runtime.flower.keys={{{listed}}}", f"runtime.flower.nodes={len(keys)}"])
+    changes += [f"runtime.flower.keys={{{listed}}}", f"runtime.flower.nodes={len(keys)}"]
+    app = new(server / "app", recipe, changes)
     authority.issue(server, "server", [about.address])
     _script(server / "start.sh", "server.sh", **values)
     text = next(path for path in app if path.name == RECIPE)
@@ -169,6 +160,38 @@ def provision(file: Path, out: Path) -> list[Path]:
         shutil.copyfile(text, out / name / RECIPE)
     _script(server / "run.sh", "run.sh", recipe=load(text).name, **values)
     return [server, *(out / name for name in nodes)]
+
+
+def _nodes(file: Path, about: Sites, recipe: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return (site -> the value of its node.yaml, changes of the recipe). Raises UserError for what does not fit.
+
+    A site's `data` without a name replaces keys of the recipe's own section, which `fedloom init` wrote for a table of
+    all sites; the recipe then becomes one whose data stay at the nodes.
+    """
+    if taken := [name for name in about.sites if name.casefold() == "server"]:
+        raise RecipeError(
+            f"{file}: sites: the name {taken[0]!r} is reserved for the server's folder; choose another name"
+        )
+    for one, other in alike(about.sites):  # where case does not count, their kits would share a folder
+        raise RecipeError(
+            f"{file}: sites: {one!r} and {other!r} differ in case only, but name a folder each; rename one"
+        )
+    source, written = load(recipe).data.name, read(recipe).value["data"]
+    nodes = {name: {"client": name, "terms": _TERMS, **section} for name, section in about.sites.items()}
+    changes: list[str] = []
+    for name, node in nodes.items():
+        data = node.get("data")
+        if source != "nodes" and isinstance(data, dict) and "name" not in data and isinstance(written, dict):
+            node["data"] = {key: each for key, each in written.items() if key not in ("path", "site")} | data
+            changes = ["data=nodes", "partition=nodes"]
+        checked(NodeConfig, node, f"{file}, site {name!r}: ", between="; ")
+        if node["client"] != name:  # its key is listed under the site's name
+            raise RecipeError(f"{file}, site {name!r}: client: {node['client']!r} found, expected none: it is the site")
+    for name, node in nodes.items():
+        if "data" in node and source != "nodes" and not changes:
+            found = f"data: {source} found, expected data: nodes, for site {name!r} has data"
+            raise RecipeError(f"{recipe}: {found}; write data: nodes and partition: nodes in place of these sections")
+    return nodes, changes
 
 
 def _script(path: Path, template: str, **values: str) -> None:
