@@ -26,6 +26,7 @@ from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.experiments.export.finished import reopen
 from fedloom.experiments.export.predict import inputs, of_files
+from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.rounds.federation import BuiltClient, Part
 from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks.labels import Classification
@@ -39,7 +40,22 @@ from fedloom.engines.flower import Node, client_app, server_app
 from fedloom.engines.flower.at_nodes import _HELLO
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
 from fedloom.engines.flower.nodes import Elsewhere, NodeReport, about, agreed, federation_of
-from fedloom.engines.flower.wire import encode, size_of
+from fedloom.engines.flower.wire import VERSIONS, encode, size_of
+
+
+def test_nodes_with_other_versions_are_named_before_training(
+    go: Go, homes: dict[int, dict[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = "fedloom 9.9, torch 2\x1b[31m"
+    monkeypatch.setattr("fedloom.engines.flower.node.VERSIONS", theirs)
+    go("training.rounds=1")
+    said = f'other versions: client clinic, its node says "fedloom 9.9, torch 2 [31m", expected "{VERSIONS}"'
+    assert said in capsys.readouterr().out.partition("round 1/1")[0]
+    with pytest.raises(DataError, match="no node has reported"):
+        Server(homes, deployed=recipe("training.rounds=2"))
+    assert f"this node's has {recipe_hash(recipe('training.rounds=2'))}; the server has '{VERSIONS}', this node" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from fedloom.engines.flower.node import identity, marker, message_tree
 from fedloom.engines.flower.nodes import NodeReport, agreed
 from fedloom.engines.flower.relay import TURNS, stub
 from fedloom.engines.flower.terms import Beside
-from fedloom.engines.flower.wire import FailedError, RefusedError, encode, key_of, reading, said, size_of
+from fedloom.engines.flower.wire import VERSIONS, FailedError, RefusedError, encode, key_of, reading, said, size_of
 from fedloom.engines.peers.community import Community
 from fedloom.engines.peers.rounds import community_of
 from fedloom.federation.recipes.runtime import FlowerSettings
@@ -103,7 +103,8 @@ class ClientManager:
         self._refused = {node: at for node, at in self._refused.items() if at > now}
         new = sorted(here - set(self.ids.values()) - self._refused.keys())
         nonces = {node: secrets.token_hex(16) for node in new}
-        contents = {node: encode(None, {"recipe": self.hash, "nonce": nonce}) for node, nonce in nonces.items()}
+        about = {"recipe": self.hash, "versions": VERSIONS}
+        contents = {node: encode(None, {**about, "nonce": nonce}) for node, nonce in nonces.items()}
         for node, answer in self._exchange("query.hello", contents, seconds, {}) if new else ():
             try:
                 with reading():
@@ -138,6 +139,9 @@ class ClientManager:
         if withheld and self.withheld.get(client) != withheld:
             self.log("node withholds", {"client": client, "numbers": ", ".join(sorted(withheld))})
         self.withheld[client] = withheld
+        if (stated := answer["meta"].get("versions")) != VERSIONS:
+            why = f'{said(stated)}, expected "{VERSIONS}" as at the server; results may differ, so install the same'
+            self.log("other versions", {"client": client, "why": why})
         if client not in self.keys:
             self.keys[client] = key
             if self._file is not None:

@@ -20,7 +20,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fedloom._version import __version__
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, StateError, UserError
 from fedloom.core.lazy import need
@@ -39,7 +38,17 @@ from fedloom.engines.flower.nodes import (
 )
 from fedloom.engines.flower.relay import TURNS, TurnJob, counted, take_turn
 from fedloom.engines.flower.terms import Beside, Offer, SitePolicy, agree_to_statistics, agree_to_withhold, withheld
-from fedloom.engines.flower.wire import RefusedError, checksum_of, decode, encode, expect, head_of, reading, signed
+from fedloom.engines.flower.wire import (
+    VERSIONS,
+    RefusedError,
+    checksum_of,
+    decode,
+    encode,
+    expect,
+    head_of,
+    reading,
+    signed,
+)
 from fedloom.engines.peers.peer import first
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.rounds.build import build, method_of
@@ -122,7 +131,10 @@ class Node:
         terms, recipe, mine = self.config.terms, self.bench.recipe, recipe_hash(self.bench.recipe)
         if head.get("recipe") != mine:
             theirs = shown(head.get("recipe"))
-            raise RefusedError(f"recipe: the server's recipe has hash {theirs}, this node's has {mine}")
+            why = f"recipe: the server's recipe has hash {theirs}, this node's has {mine}"
+            if (other := head.get("versions")) != VERSIONS:  # they may write one recipe in two ways
+                why += f"; the server has {shown(other)}, this node {VERSIONS!r}: install the same versions"
+            raise RefusedError(why)
         if terms is not None:
             self.audit.note("policy", recipe=mine, terms=terms.model_dump(mode="json"))
             terms.agree(recipe)
@@ -453,7 +465,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                 if "nonce" in head:
                     about |= signed(node.home, str(head["nonce"]), node.client)
                     about["withheld"] = " ".join(sorted(node.withheld))
-                content = encode(tree, {**about, "client": node.client, "fedloom": __version__}, numbers)
+                content = encode(tree, {**about, "client": node.client, "versions": VERSIONS}, numbers)
             except RefusedError as error:  # it quotes what the server sent, or the site's terms
                 if audit is not None:
                     audit.note("refuse", why=plain(str(error), 500))

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom._version import __version__
 from fedloom.core.errors import UserError, naming
 from fedloom.core.lazy import need
 from fedloom.core.untrusted import plain, shown
@@ -29,6 +30,10 @@ from fedloom.federation.runs.checkpoint import join_tree, split_tree
 FORMAT = 4
 _STYPE = "numpy.ndarray"
 _KINDS = "fiub"  # no objects, no texts
+
+
+VERSIONS = f"fedloom {__version__}, torch {torch.__version__.partition('+')[0]}"
+"""The versions on this machine that results may depend on, as hellos state them."""
 
 
 class RefusedError(ValueError):
