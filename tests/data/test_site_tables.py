@@ -596,6 +596,25 @@ def test_numbers_of_few_rows_are_not_shown(tmp_path: Path) -> None:
     assert set(ends) == {"a", "b"}
 
 
+def test_predictions_keep_the_columns_that_name_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An identifier stays as it was written, and an input that is kept stays the number that it was."""
+    monkeypatch.chdir(tmp_path)
+    frame().to_csv("t.csv", index=False)
+    fl.run(recipe(tmp_path / "t.csv"), tmp_path / "run")
+    numbers = [f"{i:04}" if i % 5 else "" for i in range(120)]
+    frame().assign(number=numbers).to_csv("new.csv", index=False)
+    told = CliRunner().invoke(app, ["predict", "run", "new.csv", "--out", "p.csv", "--keep", "number,x"])
+    assert told.exit_code == 0, told.exception
+    found = pandas.read_csv("p.csv", dtype={"number": str}, keep_default_na=False)
+    assert [*found.columns] == ["site", "number", "x", "ill", "p(ill=0)", "p(ill=1)"]
+    assert found.number.tolist() == numbers
+    CliRunner().invoke(app, ["predict", "run", "new.csv", "--out", "without.csv"])
+    assert found.drop(columns=["number", "x"]).equals(pandas.read_csv("without.csv"))
+    for keep, why in {"numbr": "Did you mean 'number'", "ill": "column 'ill' has the name of a prediction"}.items():
+        told = CliRunner().invoke(app, ["predict", "run", "new.csv", "--out", "p.csv", "--keep", keep])
+        assert why in str(told.exception)
+
+
 def test_predict_says_which_file_it_expects(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "t.csv", index=False)
     bundle = export(fl.run(recipe(tmp_path / "t.csv"), tmp_path / "run").folder, tmp_path / "b")

@@ -73,6 +73,9 @@ def predict(
         Path | None, shared.out_file("The table or picture to write.", default="predictions.csv or .png")
     ] = None,
     client: Annotated[str | None, option("Predict every row with this client's model (only for a run).", "ID")] = None,
+    keep: Annotated[
+        str | None, option("Columns of the table to write beside its predictions, such as patient_id.", "NAME,...")
+    ] = None,
     as_json: shared.Json = False,
 ) -> None:
     """Predict the rows of a table, or images and arrays: a CSV file with probabilities, a picture, and maps.
@@ -98,11 +101,13 @@ def predict(
             raise UserError(f"predict: {absent} does not exist: expected a table")
         from fedloom.experiments.export.predict import of_table
 
-        predictions = of_table(model, files[0], client, bundle)
+        predictions = of_table(model, files[0], client, bundle, keep.split(",") if keep else ())
         with writing(file, "csv"):
             predictions.to_csv(file, index=False)
         shared.answer({"table": file, "rows": len(predictions), "columns": [*predictions.columns]}, as_json, f"{file}")
         return
+    if keep is not None:
+        raise UserError("--keep is only for tables: the predictions of other files name the file")
     if client is not None:
         raise UserError("--client is only for a run on tables: for images, run `fedloom export RUN --client ID` first")
     from fedloom.experiments.export.predict import of_files

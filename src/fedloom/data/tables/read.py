@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -91,12 +91,18 @@ def _tables_in(folder: Path) -> list[Path]:
     return sorted(file for file in files if is_table(file))
 
 
-def read(source: Any, site: str | None, missing: Sequence[Code] = (), rename: Mapping[str, str] | None = None) -> Table:
+def read(
+    source: Any,
+    site: str | None,
+    missing: Sequence[Code] = (),
+    rename: Mapping[str, str] | None = None,
+    texts: Collection[str] = (),
+) -> Table:
     """Read a table from a data frame, a file, or a folder with a file for each site.
 
     A folder's sites are called like its files unless `site` is a column. `rename` is {name of a column: its name here},
-    of files that have such a column. Raises DataError where it cannot be read, has no rows, two columns have one name,
-    or no file has a column to rename.
+    of files that have such a column. The columns `texts` of a CSV file stay as they are written, such as 007. Raises
+    DataError where it cannot be read, has no rows, two columns have one name, or no file has a column to rename.
     """
     import pandas
 
@@ -107,7 +113,8 @@ def read(source: Any, site: str | None, missing: Sequence[Code] = (), rename: Ma
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
-        parts, notes = _folder(path) if path.is_dir() else _file(path)
+        texts = {*texts, *(name for name, new in (rename or {}).items() if new in texts)}
+        parts, notes = _folder(path, texts) if path.is_dir() else _file(path, texts)
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
     columns = dict.fromkeys(column for frame in parts.values() for column in frame.columns)
@@ -139,7 +146,7 @@ def _is_cell(cell: Any) -> bool:
     return plain or cell.__class__.__module__[:6] == "pandas"
 
 
-def _folder(path: Path) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
+def _folder(path: Path, texts: Collection[str]) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
     """Return the table of each file of a folder, by the file's name without its ending, and notes."""
     if not (files := _tables_in(path)):
         raise DataError(f"{path}: no table found in the folder, expected a file for each site that ends in {ENDS}")
@@ -151,7 +158,7 @@ def _folder(path: Path) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
         if name in whose:
             alike = f"files {whose[name].name!r} and {file.name!r} would both be site {name!r}"
             raise DataError(f"{path}: {alike}; rename one, or remove it if it is a copy")
-        parts, more = _file(file)
+        parts, more = _file(file, texts)
         (first, frames[name]), *others = parts.items()
         notes += [f"file {name!r}: {note}" for note in more]
         if others:
@@ -219,7 +226,7 @@ def _commas(column: str, frames: Mapping[str, pandas.DataFrame]) -> str:
     return f"{forms} of a form such as 1000,0 at {decimal}; write numbers alike at all sites, or leave the column out"
 
 
-def _file(path: Path) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
+def _file(path: Path, texts: Collection[str]) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
     """Return the table of a file, by an empty name; of a workbook with several the table of each sheet, and notes."""
     import pandas
 
@@ -244,6 +251,7 @@ def _file(path: Path) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
         names, separator, skipped = _head(path)
         plain: dict[str, Any] = {"index_col": False, "encoding": "utf-8-sig", "low_memory": False}
         cells: dict[str, Any] = {"na_values": list(_MISSING), "keep_default_na": False, "skipinitialspace": True}
+        cells["dtype"] = dict.fromkeys(texts, str)
         frame = pandas.read_csv(path, sep=separator, header=0, skiprows=skipped, names=names, **plain, **cells)
         return {"": frame}, ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from fedloom.data.inputs import (
 )
 from fedloom.data.prepare import Array, mapped
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
-from fedloom.data.tables.read import ENDS, read
+from fedloom.data.tables.read import ENDS, Table, read
 from fedloom.data.tables.table import EVERYONE, sites_of, task_of
 from fedloom.data.texts import Words, texts_of
 from fedloom.engines.result import fill, model_key, trained_models
@@ -368,13 +368,16 @@ def _words(task: Linear, predicted: Sequence[float], names: Sequence[Any]) -> st
     return f"class {names[best]} ({predicted[best]:.0%})"
 
 
-def of_table(model: Path, file: Path, client: str | None = None, bundle: Bundle | None = None) -> Any:
-    """Return a pandas.DataFrame with a row for each row of a table: the site, each task's prediction, probabilities.
+def of_table(
+    model: Path, file: Path, client: str | None = None, bundle: Bundle | None = None, keep: Sequence[str] = ()
+) -> Any:
+    """Return a pandas.DataFrame with a row for each row of a table: the site, the columns of the table to `keep`, each
+    task's prediction, probabilities.
 
     `model` is a run's folder or an exported model (`bundle`, if it was read before), which may take a column of texts.
     Of a run, the rows of a site get the model of the client of that name, others the model for all; with `client` all
     rows get that client's. Raises UserError for a model that takes no table, and DataError for a table without the
-    columns that it takes.
+    columns that it takes, or without one to keep.
     """
     if bundle is None and (model / ABOUT).is_file():
         bundle = Bundle.read(model)
@@ -383,9 +386,10 @@ def of_table(model: Path, file: Path, client: str | None = None, bundle: Bundle 
             f"{model}: the folder holds one model, and --client chooses among the models of a run: leave --client out"
         )
     if bundle is not None and bundle.words is not None:
-        return _of_texts(bundle, bundle.words, file)
+        return _of_texts(bundle, bundle.words, file, keep)
     table, chosen = _run(model, client) if bundle is None else _bundle(bundle, model)
-    read_rows = read(file, table.site, table.missing, table.rename)
+    kept = {*keep} - {table.site, *(each.column for each in table.inputs)}  # an input is a number, as in training
+    read_rows = read(file, table.site, table.missing, table.rename, kept)
     frame, where = read_rows.frame, read_rows.where
     there = table.site is not None and table.site in frame.columns
     which, names = sites_of(read_rows, table.site if there else None)
@@ -399,7 +403,7 @@ def of_table(model: Path, file: Path, client: str | None = None, bundle: Bundle 
     else:
         scaled = names if there else [next(iter(table.scales))]
     x = torch.from_numpy(table.apply(read_rows, scaled, which, tell=warn))
-    out: dict[Any, Any] = {table.site: frame[table.site]} if there else {}
+    out: dict[str, Any] = {}
     for task, about in table.tasks.items():
         output: Array | None = None
         for number, site in enumerate(names):
@@ -414,17 +418,27 @@ def of_table(model: Path, file: Path, client: str | None = None, bundle: Bundle 
             output[rows] = outputs.numpy()
         if output is not None:
             out |= columns_of(task_of(task, about), output, about.columns or about.classes)
-    if not out.keys() - {table.site}:
+    if not out:
         raise UserError(f"{model}: the model has no prediction for these rows")
-    return DataFrame(out)
+    return _beside(read_rows, [table.site, *keep] if there and table.site is not None else keep, out)
 
 
-def _of_texts(bundle: Bundle, words: Words, file: Path) -> DataFrame:
+def _beside(rows: Table, keep: Sequence[str], predicted: Mapping[str, Array]) -> DataFrame:
+    """Return predictions behind the columns to keep, as these are in the table. Raises DataError where one is absent,
+    or has the name of a prediction."""
+    kept = {name: rows.column(name).series for name in keep}
+    if both := [name for name in kept if name in predicted]:
+        found = f"column {both[0]!r} has the name of a prediction, expected another column to keep beside it"
+        raise DataError(f"{rows.where}: {found}")
+    return DataFrame({**kept, **predicted})
+
+
+def _of_texts(bundle: Bundle, words: Words, file: Path, keep: Sequence[str]) -> DataFrame:
     """Return the predictions for each row of a table with a column of texts; a row without a word has none."""
     if not all(isinstance(task, Linear) for task in bundle.tasks):
         raise UserError(f"{file}: the model predicts maps, expected classes or numbers for each text")
     about = bundle.recipe.data.arguments
-    rows = read(file, about.get("domain"), about.get("missing") or (), about.get("rename"))
+    rows = read(file, about.get("domain"), about.get("missing") or (), about.get("rename"), keep)
     texts, there = texts_of(rows, words.column)
     need_memory(8 * len(there) * words.length, f"{file}: the tokens of {len(there):,} texts")
     outputs = [*_outputs(bundle, torch.from_numpy(words.tokens([texts[row] for row in there])))]
@@ -434,7 +448,7 @@ def _of_texts(bundle: Bundle, words: Words, file: Path) -> DataFrame:
         predicted = np.full((len(texts), task.channels), np.nan)
         predicted[there] = task.predictions(torch.stack([each[task.name] for each in outputs]).double()).numpy()
         out |= columns_of(task, predicted, _names(bundle, task)[1])
-    return DataFrame(out)
+    return _beside(rows, keep, out)
 
 
 def _bundle(bundle: Bundle, folder: Path) -> tuple[Preprocessing, Chosen]:
