@@ -11,6 +11,7 @@ from decimal import Decimal
 from functools import reduce
 from operator import getitem
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ from fedloom.data.tables.read import Column, Table, read
 from fedloom.data.tables.table import RowSplit, TableReport, rows_of
 from fedloom.errors import DataError, RecipeError, UserError
 from fedloom.experiments.export.bundle import Bundle, export
-from fedloom.experiments.export.predict import of_table
+from fedloom.experiments.export.predict import columns_of, of_table
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks import labels as scores
@@ -386,6 +387,15 @@ def test_parquet(tmp_path: Path) -> None:
     assert torch.equal(made(tmp_path / "t.parquet").dataset.train.images, made(frame()).dataset.train.images)
 
 
+def test_a_parquet_file_of_more_cells_than_fit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    frame().to_parquet(tmp_path / "t.parquet")
+    monkeypatch.setattr("fedloom.core.machine.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr("pyarrow.parquet.read_metadata", lambda path: SimpleNamespace(num_rows=1 << 30, num_columns=1))
+    with pytest.raises(UserError, match="t.parquet needs 17.2 GB of memory"):
+        made(tmp_path / "t.parquet")
+
+
 def most_memory(forget: bool = False) -> int:
     """The most bytes that this process has held; or what it holds now, and what it held is forgotten (Linux)."""
     if forget:
@@ -613,6 +623,20 @@ def test_predictions_keep_the_columns_that_name_their_rows(tmp_path: Path, monke
     for keep, why in {"numbr": "Did you mean 'number'", "ill": "column 'ill' has the name of a prediction"}.items():
         told = CliRunner().invoke(app, ["predict", "run", "new.csv", "--out", "p.csv", "--keep", keep])
         assert why in str(told.exception)
+
+
+def test_a_table_writes_neither_to_a_terminal_nor_into_a_spreadsheet(tmp_path: Path) -> None:
+    """Names of classes come from the sites' tables, or from whoever made a bundle."""
+    classes = np.array(["=HYPERLINK(1)", "no\x1b]0;title\x07", "-"])[np.arange(120) % 3]
+    frame().rename(columns={"x": "x\x1b[31m"}).assign(ill=classes).to_csv(tmp_path / "t.csv", index=False)
+    out = str(tmp_path / "r.yaml")
+    told = CliRunner().invoke(app, ["init", str(tmp_path / "t.csv"), "--labels", "ill", "--clients", "site",
+                                    "--method", "fedavg", "--rounds", "1", "--out", out], color=True)  # fmt: skip
+    assert (told.exit_code, "no\ufffd]0;title\ufffd" in told.output, "\x1b" in told.output) == (0, True, False)
+    found = of_table(fl.run(out, tmp_path / "run").folder, tmp_path / "t.csv")
+    assert {*found.ill} <= {"'=HYPERLINK(1)", "no\ufffd]0;title\ufffd", "-"}
+    assert "p(ill==HYPERLINK(1))" in found
+    assert columns_of(scores.Classification("t", 2), np.eye(2), ["=a", "-"])["t"].tolist() == ["'=a", "-"]
 
 
 def test_predict_says_which_file_it_expects(tmp_path: Path) -> None:

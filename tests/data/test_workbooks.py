@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import struct
+import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +113,31 @@ def test_what_a_workbook_cannot_have(tmp_path: Path, case: str) -> None:
     lines, change, said = REFUSED[case]
     with pytest.raises(DataError, match=f"t.xlsx.*{said}"):
         read(save(tmp_path / "t.xlsx", lines, change), None)
+
+
+def test_a_workbook_with_more_than_it_states_is_not_unpacked(tmp_path: Path) -> None:
+    """A gigabyte of one letter is a megabyte in the file."""
+    path = save(tmp_path / "t.xlsx", [NAMES, *rows()])
+    with zipfile.ZipFile(path) as archive:
+        parts = {part.filename: archive.read(part) for part in archive.infolist()}
+    sheet = next(name for name in parts if name.endswith("sheet1.xml"))
+    stated, there = parts[sheet], parts[sheet] + b" " * (64 << 20)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, xml in {**parts, sheet: there}.items():
+            archive.writestr(name, xml)
+    packed = path.read_bytes()
+    for of in (zlib.crc32, len):  # in the head of the part, and in the list of parts
+        true, false = (struct.pack("<I", of(xml)) for xml in (there, stated))
+        assert packed.count(true) == 2
+        packed = packed.replace(true, false)
+    path.write_bytes(packed)
+    del there
+    tracemalloc.start()
+    with pytest.raises(DataError, match="cannot be read as an Excel workbook"):
+        read(path, None)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 16 << 20
 
 
 def test_a_sheet_for_each_site_is_a_folder_with_a_file_for_each(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ import numpy as np
 
 from fedloom.core.errors import DataError, choices, ending, first_of, parsing
 from fedloom.core.lazy import need
+from fedloom.core.machine import need_memory
 from fedloom.data.prepare import PARTS, Array, need_room, opener
-from fedloom.data.tables.workbook import different, names_of, sheets
+from fedloom.data.tables.workbook import different, harmless, names_of, sheets
 
 if TYPE_CHECKING:
     import pandas
@@ -235,7 +236,10 @@ def _file(path: Path, texts: Collection[str]) -> tuple[dict[str, pandas.DataFram
     if not is_table(path):
         raise DataError(f"{path}: expected a name that ends in {ENDS}; save a spreadsheet as CSV in UTF-8 or as .xlsx")
     if ending(path) == "parquet":
-        need("pyarrow", "data")
+        parquet = need("pyarrow.parquet", "data")
+        with parsing(f"{path} cannot be read as a Parquet file"):
+            about = parquet.read_metadata(path)
+        need_memory(16 * about.num_rows * about.num_columns, str(path))  # a few bytes may be a million equal cells
         with parsing(f"{path} cannot be read as a Parquet file"):
             return {"": pandas.read_parquet(path).rename(columns=str)}, ()
     if ending(path) == "xlsx":
@@ -304,13 +308,13 @@ def _plain(file: Iterable[str]) -> Iterator[str]:
 
 
 def text_of(value: Any) -> str:
-    """Return a cell as text: whole numbers without a point, so that 1 and 1.0 are one class."""
+    """Return a cell as text, without control characters: whole numbers without a point, so 1 and 1.0 are one class."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value))
     if isinstance(value, int | float | Decimal | np.integer | np.floating):
         number = float(value)
         return str(int(value)) if number.is_integer() and abs(number) < 1e15 else repr(number)
-    return " ".join(str(value).split())
+    return harmless(" ".join(str(value).split()))
 
 
 def number_of(text: str, comma: Literal["", "decimal", "thousands"] = "") -> float | None:

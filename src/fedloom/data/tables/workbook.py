@@ -20,10 +20,16 @@ _NO_RESULT = re.compile(rb'<c (?![^>]*t="str")[^>]*>\s*<f([^>]*/>|[^>]*>[^<]*</f
 """A cell with a formula and without its result: a program wrote it, and no spreadsheet has computed it yet."""
 _ROW, _CELL = re.compile(rb"<(?:\w+:)?row\b"), re.compile(rb"<(?:\w+:)?c\b")
 _NUMBER, _LETTERS = (re.compile(rb"""\sr\s*=\s*["']""" + place) for place in (rb"[A-Za-z]*(\d+)", rb"([A-Za-z]+)\d"))
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ABOVE = 20
 """So many rows are searched for the names of columns."""
 _BYTES = 100
 """Memory that a cell takes, also an empty one between others, while the reader and pandas both hold it."""
+
+
+def harmless(text: str) -> str:
+    """Return a text with a sign in place of each control character, with which a table could write to a terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def names_of(cells: Iterable[Any]) -> list[str]:
@@ -33,7 +39,8 @@ def names_of(cells: Iterable[Any]) -> list[str]:
 
 
 def different(names: list[str]) -> list[str]:
-    """Return names of columns as they are. Raises ValueError where two are the same."""
+    """Return names of columns, without control characters. Raises ValueError where two are the same."""
+    names = [*map(harmless, names)]
     for name in names:
         places = [str(place) for place, other in enumerate(names, 1) if other == name]
         if len(places) > 1:
@@ -51,7 +58,8 @@ def sheets(path: Path) -> tuple[dict[str, pandas.DataFrame], tuple[str, ...]]:
     with zipfile.ZipFile(path) as archive:
         need_memory(8 * sum(part.file_size for part in archive.infolist()), str(path))
         for part in archive.infolist():
-            _check(archive.read(part))
+            with archive.open(part) as opened:  # a whole part would be unpacked first, whatever size it states
+                _check(opened.read(part.file_size))
     book = calamine.CalamineWorkbook.from_path(str(path))
     found = [
         book.get_sheet_by_name(each.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,7 @@ STORED = ("stored", "stretched")
 """The values of `About.pixels` with which inputs are the numbers in files."""
 _ENDINGS = (*ENDINGS, ".npy")
 TABLE = "predictions.csv"
+_FORMULA = re.compile(r"[=@]|[+-].*[(|!]")
 Chosen = Callable[[str, str], MultiTask | None]
 """(site, task) -> the model that predicts the task there; None where the site's own model never learned it."""
 
@@ -354,8 +356,14 @@ def columns_of(task: Linear, predicted: Array, names: Sequence[Any]) -> dict[str
         return {f"p({name})": predicted[:, place] for place, name in enumerate(names)}
     some = ~np.isnan(predicted[:, 0])
     best = np.full(len(predicted), "", object)
-    best[some] = np.array(names, object)[predicted[some].argmax(1)]
+    best[some] = np.array([_cell(name) for name in names], object)[predicted[some].argmax(1)]
     return {task.name: best} | {f"p({task.name}={name})": predicted[:, place] for place, name in enumerate(names)}
+
+
+def _cell(name: Any) -> Any:
+    """Return the name of a class as a cell: behind a quotation mark where a spreadsheet would compute it, for whoever
+    made the model has chosen it."""
+    return f"'{name}" if _FORMULA.match(str(name)) else name
 
 
 def _words(task: Linear, predicted: Sequence[float], names: Sequence[Any]) -> str:
