@@ -81,8 +81,10 @@ class Registry:
     """Names of older versions, and what they are called now."""
     registered: dict[str, tuple[Callable[..., Any], str]] = field(default_factory=dict)
     """Name -> (function, source)."""
-    _used: dict[str, Registered] = field(default_factory=dict)
-    """Those of them that were used so far: `--help` does not build the others' schemas."""
+
+    @cached_property
+    def _used(self) -> dict[str, Registered]:
+        return {}  # those of them that were used so far: `--help` does not build the others' schemas
 
     @property
     def entries(self) -> dict[str, Registered]:
