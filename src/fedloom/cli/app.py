@@ -17,7 +17,7 @@ from fedloom.core.machine import out_of_memory
 
 app = typer.Typer(
     name="fedloom",
-    help="Federated multi-task learning: clients with different tasks train together.",
+    help="Federated multi-task learning: clients with different tasks train together and share no data.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     # newer versions of click, below typer, suggest one themselves
@@ -26,11 +26,11 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the app: an error that the user can correct ends in one message and exit code 2, a bug in a traceback.
+    """Run the app. It prints one message for an error that the user can correct (exit code 2), a traceback for a bug.
 
-    An error in the user's own code ends in both.
+    For an error in the user's own code it prints both.
     """
-    atexit.register(gc.freeze)  # else the interpreter searches all that torch made for garbage before it ends
+    atexit.register(gc.freeze)  # otherwise the interpreter searches all of torch's objects for garbage before it exits
     try:
         app()
     except Exception as error:
@@ -46,9 +46,9 @@ def main() -> None:
 
 
 def elsewhere(error: Exception) -> str | None:
-    """Return one sentence for an error in code of the user's own, such as a method's; None where it is fedloom's.
+    """Return one sentence for an error in the user's own code, such as a method; None if the error is in fedloom.
 
-    What fedloom refuses in a call from such code, as `updates.reduced` does a vector of another length, is that code's.
+    If the user's code makes a call that fedloom refuses (a vector of the wrong length), the error is the user's.
     """
     line = line_of(error)
     return None if line is None else f"{line}, which is no part of fedloom: {type(error).__name__}: {error}"
@@ -81,7 +81,7 @@ def _options(
 
 
 def _group(name: str, about: str, *members: Any) -> typer.Typer:
-    """Return the command `name` with commands below it."""
+    """Return the command `name` with its subcommands."""
     group = typer.Typer(name=name, help=about, no_args_is_help=True)
     for member in members:
         group.command()(member)
@@ -91,12 +91,12 @@ def _group(name: str, about: str, *members: Any) -> typer.Typer:
 plot = _group("plot", "Draw figures of grids, and the predictions of runs on images.", look.picture, tables.figure)
 study = _group(
     "study",
-    "Study many runs: is a benchmark sensitive, which method wins, which tasks help each other?",
+    "Study many runs: is a benchmark sensitive, which method is best, which tasks help each other?",
     *(tables.benchmark, grid.claims, grid.tournament, grid.atlas, tables.relatedness, train.pretrain, deploy.merge),
 )
 of_papers = _group(
     "papers",
-    "Compute single figures and tables of the five papers from a run.",
+    "Compute figures and tables of the five papers from a run.",
     *(tables.activated, tables.hyper, tables.domains, tables.join, tables.features),
 )
 deploy.flower.command()(deploy.audit)
@@ -113,9 +113,9 @@ FORMER: dict[str, tuple[Any, str]] = {
     "bed": (tables.benchmark, "study benchmark"),
     "audit": (deploy.audit, "flower audit"),
 }
-"""Former name of a command -> its function and its present name. These work and are not listed."""
+"""Former name of a command -> its function and its present name. They still work, but the help does not list them."""
 PANELS: dict[str, list[str]] = {panel: [] for panel in _ALL}
-"""The groups of the help in their order, with the names of their commands."""
+"""The groups of commands in the order of the help, with the names of their commands."""
 for panel, members in _ALL.items():
     for member in members:
         if isinstance(member, typer.Typer):

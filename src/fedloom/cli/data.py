@@ -24,8 +24,8 @@ NameArgument = Annotated[
     str, argument("A data set, for example scenes.", "NAME", autocompletion=shared.complete_dataset)
 ]
 Names = Annotated[str | None, option("Use exactly these columns or globs as inputs.", "NAME,...")]
-Missing = Annotated[str | None, option("Cells that mean missing, such as -9 or '?'.", "CODE,...")]
-Rename = Annotated[str | None, option("Columns that are to have another name.", "NAME=NEW,...")]
+Missing = Annotated[str | None, option("Treat these cell values as missing, for example -9 or '?'.", "CODE,...")]
+Rename = Annotated[str | None, option("Rename these columns.", "NAME=NEW,...")]
 METHOD, ROUNDS = "Which method (see `fedloom methods`)", "How many rounds"
 """Questions of `init`."""
 Parameters = Annotated[list[str] | None, argument("Its parameters, for example count=20 setting=weak.", "KEY=VALUE...")]
@@ -39,33 +39,33 @@ def init(
     labels: Annotated[
         str | None,
         option(
-            "The columns to predict, a task each; NAME=KIND for another kind, such as visits=regression; "
-            "TASK=A+B for several yes/no columns as one task.",
+            "The columns to predict, one task per column; NAME=KIND sets the kind, for example visits=regression; "
+            "TASK=A+B makes one task of several yes/no columns.",
             "NAME,...",
         ),
     ] = None,
     clients: Annotated[
         str | None,
         option(
-            "The number of clients, of each domain where a folder has domains; or the column that names them.", "N|NAME"
+            "The number of clients (per domain, if the folder has domains), or the column that names them.", "N|NAME"
         ),
     ] = None,
     method: Annotated[str | None, option("The training method.", autocompletion=shared.complete_method)] = None,
-    rounds: Annotated[int | None, option("The number of rounds.", min=1)] = None,
+    rounds: Annotated[int | None, option("The number of rounds of training.", min=1)] = None,
     features: Names = None,
-    leave_out: Annotated[str | None, option("Columns or globs that are not inputs.", "NAME,...")] = None,
+    leave_out: Annotated[str | None, option("Do not use these columns or globs as inputs.", "NAME,...")] = None,
     missing: Missing = None,
     rename: Rename = None,
     images: Annotated[
-        Path | None, option("The folder of the images that a column of the table names.", "DIR", file_okay=False)
+        Path | None, option("The folder of the images that the table lists in a column.", "DIR", file_okay=False)
     ] = None,
     metric: Annotated[str | None, option("The metric of all tasks: auc, accuracy, rmse ...")] = None,
     preprocess: Annotated[
-        Literal["federated", "local"], option("Scale inputs with the counts of all sites, or each site with its own.")
+        Literal["federated", "local"], option("Scale the inputs by statistics of all sites, or each site by its own.")
     ] = "federated",
     out: Annotated[Path, shared.out_file("The recipe to write.", "FILE.yaml")] = Path("recipe.yaml"),
 ) -> None:
-    """Write a recipe for your own data; the command prompts for anything not given."""
+    """Write a recipe for your own data. The command prompts for anything that no option sets."""
     from fedloom.core.settings.yaml import to_yaml
     from fedloom.data.tables.files import is_table_at
     from fedloom.federation.recipes.draft import choices_of, draft, look
@@ -148,7 +148,7 @@ def _of_table(
 
 
 def _tasks(text: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return what `--labels` says of each task: nothing, its kind (NAME=KIND), or several labels (TASK=A+B)."""
+    """Return the settings of each task in `--labels`: none, its kind (NAME=KIND), or several labels (TASK=A+B)."""
     from fedloom.data.tables.columns import KINDS
     from fedloom.data.tables.preprocessing import MAPS
 
@@ -171,7 +171,7 @@ def _tasks(text: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _listed(text: str | None) -> list[str] | None:
-    """Return the names between commas."""
+    """Return the names of a comma-separated list."""
     cells = next(csv.reader([text or ""], skipinitialspace=True), [])
     return None if text is None else [name.strip() for name in cells if name.strip()]
 
@@ -185,7 +185,7 @@ def codes(text: str | None) -> list[str | int | float]:
 
 
 def renamed(text: str | None) -> dict[str, str]:
-    """Return the new names of columns. Raises UserError for what is not NAME=NEW."""
+    """Return the new names of columns. Raises UserError if a part is not NAME=NEW."""
     new: dict[str, str] = {}
     for each in _listed(text) or ():
         name, _, wanted = map(str.strip, each.partition("="))
@@ -215,10 +215,10 @@ def preview(
     parameters: Parameters = None,
     count: Annotated[int, option("The number of examples.", min=1)] = 6,
     split: Annotated[Literal["train", "test"], option("Which examples.")] = "train",
-    seed: Annotated[int, option("The data set's seed.", min=0)] = 0,
+    seed: Annotated[int, option("The seed of the data set.", min=0)] = 0,
     augmented: Annotated[bool, flag("--augmented", "Apply the augmentation of training.")] = False,
 ) -> None:
-    """Draw some examples of a data set with all their labels."""
+    """Draw some examples of a data set with all of their labels."""
     dataset = build(name, parameters or (), seed)
     from fedloom.data.drawing import save, sheet
 
@@ -234,7 +234,7 @@ def check(
     limit: Annotated[int, option("The number of images to read per part; 0 reads all.", min=0)] = 100,
     as_json: shared.Json = False,
 ) -> None:
-    """Check counts, sizes and labels of a data set of files; exit code 2 where a run could not use it."""
+    """Check counts, sizes and labels of a data set of files. The exit code is 2 if a run cannot use it."""
     from fedloom.data import DATASETS, folders
     from fedloom.data.class_folders import GONE
 
@@ -269,7 +269,7 @@ def statistics(
     minimum: Annotated[int, option("Hide counts below this number.", min=1)] = 5,
     as_json: shared.Json = False,
 ) -> None:
-    """Print rows, labels and missing shares of each site of a table, without counts of fewer than --minimum rows."""
+    """Print per site of a table: rows, labels and shares of missing cells. Counts below --minimum are hidden."""
     from fedloom.data.tables.read import is_table, read
     from fedloom.data.tables.table import counts
 
@@ -296,7 +296,7 @@ def statistics(
 
 
 def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> Dataset:
-    """Return the named data set with `key.path=value` parameters, checked as a recipe's data section is."""
+    """Return the named data set with `key.path=value` parameters, checked like the data section of a recipe."""
     from fedloom.core.settings.yaml import checked
     from fedloom.federation.recipes.loader import changed
     from fedloom.federation.recipes.schema import DataSection

@@ -1,4 +1,4 @@
-"""Models elsewhere and runs on many machines: `fedloom export`, `merge`, `predict`, `audit`, `doctor` and `flower`."""
+"""Exported models and deployments: `fedloom export`, `merge`, `predict`, `audit`, `doctor` and `flower`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from fedloom.core.lazy import need
 from fedloom.core.machine import cores, free_memory
 
 TOLD = 50
-"""How many predictions on images are printed."""
+"""The largest number of predictions on images to print."""
 flower = typer.Typer(
-    name="flower", help="Deployments with Flower: write an app, check a deployment.", no_args_is_help=True
+    name="flower", help="Deploy with Flower: write an app, start a demo, check a deployment.", no_args_is_help=True
 )
 
 
 def export(
     run: Annotated[Path, argument("The folder of a finished run.", "RUN")],
     out: Annotated[Path | None, shared.out_folder("The folder to write.", default="export in the run")] = None,
-    client: Annotated[str | None, option("Export the model and the tasks of this client.", "ID")] = None,
+    client: Annotated[str | None, option("Export the model of this client, with its tasks.", "ID")] = None,
     task: Annotated[str | None, option("Export only this task's head and decoder.", "T")] = None,
     licence: Annotated[str, option("The licence that the card names.", "ID", name="--license")] = "unknown",
     hub: Annotated[
         bool, flag("--hub-format", "Write a Hugging Face model repository: config.json, results in the card.")
     ] = False,
 ) -> None:
-    """Write a model of a finished run to a folder of its own: weights (safetensors), a card, what loads it."""
+    """Write a model of a finished run to a new folder: weights (safetensors), a model card, and the loading code."""
     from fedloom.experiments.export import bundle
 
     typer.echo(f"{bundle.export(run, out or run / 'export', client, task, licence, hub)}")
@@ -53,11 +53,11 @@ def merge(
     ],
     out: Annotated[Path, shared.out_folder("The folder to write.")],
     rule: Annotated[
-        str, option("mean, emr, or an add-on that combines rows: ties, consensus, ...", "NAME[={...}]")
+        str, option("mean, emr, or an add-on that combines updates: ties, consensus, ...", "NAME[={...}]")
     ] = "mean",
     scale: Annotated[float, option("The factor of the merged task vector.", min=0)] = 1.0,
 ) -> None:
-    """Merge exported models into one, by their changes since a common start (task vectors)."""
+    """Merge exported models into one by their task vectors: their changes since a common start."""
     from fedloom.experiments.export.merge import merge as merged
 
     for folder in merged(models, base, out, rule, scale):
@@ -68,20 +68,20 @@ def predict(
     model: Annotated[
         Path, argument("A folder that `fedloom export` wrote; for tables, also the folder of a run.", "RUN|EXPORT")
     ],
-    files: Annotated[list[Path], argument("A table; or images, volumes, .npy arrays, folders of them.", "FILE...")],
+    files: Annotated[list[Path], argument("One table; or images, volumes, .npy arrays, folders of these.", "FILE...")],
     out: Annotated[
         Path | None, shared.out_file("The table or picture to write.", default="predictions.csv or .png")
     ] = None,
     client: Annotated[str | None, option("Predict every row with this client's model (only for a run).", "ID")] = None,
     keep: Annotated[
-        str | None, option("Columns of the table to write beside its predictions, such as patient_id.", "NAME,...")
+        str | None, option("Copy these columns of the table, such as patient_id, to the output.", "NAME,...")
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Predict the rows of a table, or images and arrays: a CSV file with probabilities, a picture, and maps.
+    """Predict the rows of a table, or images and arrays; write a CSV file with probabilities, a picture, and maps.
 
-    Maps (masks, depth, ...) have the images' size and lie in a folder beside the picture, one folder per task. The exit
-    code is 1 where some files could not be read; they are left out.
+    Maps (masks, depth, ...) have the size of the images. Each task has a folder of them beside the picture. The exit
+    code is 1 if some files could not be read; these are left out.
     """
     from fedloom.data.tables.read import is_table
     from fedloom.experiments.export.bundle import ABOUT, Bundle
@@ -135,7 +135,7 @@ def new(
     changes: shared.Changes = None,
     publisher: Annotated[str, option("The publisher's name in Flower.")] = "fedloom",
 ) -> None:
-    """Write a whole Flower app: `flwr run DIR` then runs the recipe over a SuperLink's nodes."""
+    """Write a complete Flower app. `flwr run DIR` then runs the recipe on the nodes of a SuperLink."""
     from fedloom.engines.flower.deployment import new as write
 
     for path in write(out, recipe, changes or (), publisher):
@@ -147,10 +147,10 @@ def new(
 
 @flower.command()
 def demo(
-    out: Annotated[Path | None, shared.out_folder("Keep all files here, in a new folder.", "DIR")] = None,
+    out: Annotated[Path | None, shared.out_folder("Keep all files in this new folder.", "DIR")] = None,
     rounds: Annotated[int, option("The number of rounds.", min=1)] = 3,
 ) -> None:
-    """Run a server and three sites with TLS and keys on this machine, print the table, and stop everything."""
+    """Start a server and three sites with TLS and keys on this machine, train, print the table, and stop them all."""
     need("flwr", "flower")
     from fedloom.engines.flower.deployment import demo as run
 
@@ -159,10 +159,10 @@ def demo(
 
 @flower.command()
 def provision(
-    file: Annotated[Path, argument("The recipe, the server's address, the sites.", "SITES.yaml")],
+    file: Annotated[Path, argument("A file with the recipe, the address of the server, and the sites.", "SITES.yaml")],
     out: Annotated[Path, shared.out_folder("The folder to write, new or empty.", "DIR")],
 ) -> None:
-    """Write a start kit for the server and one per site: keys, certificate, terms, and one command to start."""
+    """Write a start kit for the server and one per site: keys, certificate, terms, and a script that starts it."""
     need("flwr", "flower")
     from fedloom.engines.flower.deployment import provision as write
 
@@ -198,9 +198,9 @@ def audit(
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Check the chain of an audit file, and print its lines. The exit code is 2 if a line was changed or removed.
+    """Check the hash chain of an audit file, and print its lines. The exit code is 2 if a line was changed or removed.
 
-    Only a hash that you stored elsewhere (--kept) shows that lines at the end are missing or the file was replaced.
+    To detect that the last lines are missing or the file was replaced, pass a hash that you stored elsewhere (--kept).
     """
     from fedloom.federation.runs.track import START, verified
 
@@ -214,7 +214,7 @@ def audit(
 
 
 def doctor(as_json: shared.Json = False) -> None:
-    """Print what is installed and usable here: torch, GPUs, processes that find each other, extras, memory."""
+    """Print what is installed and usable here: torch, GPUs, communication of processes, extras, memory, disk."""
     rows = [dict(zip(("what", "state", "details"), entry, strict=True)) for entry in (*machine(), *extras())]
     shared.answer(rows, as_json)
     if any(row["state"] not in ("ok", "absent") for row in rows):

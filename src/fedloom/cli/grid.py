@@ -1,4 +1,4 @@
-"""`fedloom grid`, `tournament` and `atlas`: many runs by one command, which continues where it was stopped."""
+"""`fedloom grid`, `tune`, `tournament`, `atlas` and `claims`: many runs in one command, which can be interrupted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def grid(
     changes: Annotated[
         list[str] | None,
         argument(
-            "Changes of every cell, for example training.rounds=2. seeds=[0,1], delta=, show=, at= change the grid.",
+            "Changes of every cell, for example training.rounds=2. seeds=[0,1], delta=, show= and at= change the grid.",
             "KEY=VALUE...",
             autocompletion=shared.complete_change,
         ),
@@ -45,10 +45,10 @@ def grid(
     out: Annotated[Path | None, shared.out_folder("The grid's folder.", default="grids/NAME")] = None,
     jobs: shared.Jobs = None,
     memory: Annotated[
-        str | None, option("Memory for all cells, such as 8GB.", "SIZE", show_default="80 % of what is free")
+        str | None, option("Memory for all cells together, such as 8GB.", "SIZE", show_default="80 % of free memory")
     ] = None,
     only: Only = None,
-    dry_run: Annotated[bool, flag("--dry-run", "Check every cell and print what would run.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Check every cell and print what would run, without training.")] = False,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
     benchmark: Annotated[
@@ -59,7 +59,7 @@ def grid(
         ),
     ] = None,
 ) -> None:
-    """Run every cell and seed of a grid that has not been run yet; interrupted cells are resumed."""
+    """Run all cells and seeds of a grid that have not finished yet. Interrupted runs are resumed."""
     from fedloom.study.grid import FILE, default_folder, load_grid
 
     if name is None:
@@ -98,20 +98,20 @@ def tune(
     changes: shared.Changes = None,
     trials: Annotated[int, option("The number of settings to try per method.", min=1)] = 8,
     seeds: Annotated[
-        int, option("The number of seeds per trial: 100, 101, 99, 98, ..., so that results use others.", min=1, max=90)
+        int, option("The number of seeds per trial: 100, 101, 99, 98, ... Results need other seeds.", min=1, max=90)
     ] = 2,
     out: Annotated[Path | None, shared.out_folder("The folder of the trials.", default="tuning/NAME")] = None,
     jobs: shared.Jobs = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Choose the settings of a recipe's method, or of every method of a grid, on validation data with equal budgets.
+    """Tune the method of a recipe, or every method of a grid, on validation data with equal budgets.
 
-    Learning rates lie on a log grid over two decades that grows while the best is at its end; the rest of the trials
-    goes to the method's own first numbers, where no grid or KEY=VALUE sets them, and to finer rates. The folder keeps
-    all trials (curves.csv) and the tuned grid (grid.yaml); the same command continues where it was stopped. Methods
-    that the library refuses are named; the exit code is 1 where no setting of a method learned anything, or where a
-    trial crashed: then its method is left out, and the same command tries it again.
+    Learning rates lie on a log grid over two decades, which grows while the best rate is at its end. The other trials
+    vary the method's own first numbers, unless a grid or KEY=VALUE sets them, and then try finer rates. The folder
+    keeps all trials (curves.csv) and the tuned grid (grid.yaml); the same command continues an interrupted search. The
+    command lists the methods that the library refuses. The exit code is 1 if no setting of a method learned anything
+    or a trial crashed. That method is left out, and the same command tries it again.
     """
     from fedloom.core.settings.yaml import to_yaml
     from fedloom.experiments.tune import Budget, RefusedError, as_grid, described, tune_grid, tuning_seeds
@@ -160,7 +160,7 @@ def tournament(
     methods: Annotated[
         str | None,
         option(
-            "The methods that take part; for a folder, the methods that join.",
+            "The methods to compare; for a folder, the methods to add.",
             "A,B+ADDON,...",
             show_default="all methods that the benchmark allows",
         ),
@@ -168,9 +168,9 @@ def tournament(
     tries: Annotated[
         int | None, option("The number of settings to try per method on validation data.", min=1, show_default="8")
     ] = None,
-    seeds: Annotated[int | None, option("The number of seeds that every method gets.", min=2, show_default="3")] = None,
+    seeds: Annotated[int | None, option("The number of seeds per method at first.", min=2, show_default="3")] = None,
     most: Annotated[
-        int | None, option("The number of seeds after which the tournament ends in any case.", min=2, show_default="10")
+        int | None, option("The largest number of seeds; the tournament then ends.", min=2, show_default="10")
     ] = None,
     out: Annotated[Path | None, shared.out_folder("The tournament's folder.", default="tournaments/NAME")] = None,
     jobs: shared.Jobs = None,
@@ -179,8 +179,8 @@ def tournament(
 ) -> None:
     """Tune all methods of a benchmark with the same budget, then add seeds until they differ significantly.
 
-    The folder stores everything: the same command continues where it was stopped, adds more trials and seeds, and with
-    --methods a new method.
+    The folder stores everything. The same command continues an interrupted tournament, or adds trials and seeds; with
+    --methods it adds a method.
     """
     from fedloom.experiments.tournament import planned, play
 
@@ -209,10 +209,10 @@ def atlas(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Train every pair of a benchmark's tasks together: which helps which, in which layers, and do early cosines
-    predict it?
+    """Train every pair of a benchmark's tasks together: which task helps which, in which layers, and do cosines of
+    early updates predict it?
 
-    The same command continues where it was stopped.
+    The same command continues an interrupted atlas.
     """
     from fedloom.experiments.atlas import make
     from fedloom.federation.recipes import load
@@ -229,19 +229,19 @@ def claims(
     changes: Annotated[
         list[str] | None,
         argument(
-            "With --run: what grids need to know, for example data.of.root=DIR; GRID:KEY=VALUE for one grid alone. "
+            "With --run: changes of all grids, for example data.of.root=DIR, or of one grid: GRID:KEY=VALUE. "
             "With --redo: the same, and seeds, for example seeds=[20,21,22].",
             "KEY=VALUE...",
         ),
     ] = None,
     run: Annotated[
-        bool, flag("--run", "First tune and run the grids that the file lists, and write their seeds.")
+        bool, flag("--run", "First tune and run the grids that the file lists, and write their CSV files.")
     ] = False,
-    only: Annotated[list[str] | None, option("With --run: only this grid; may be given several times.", "GRID")] = None,
+    only: Annotated[list[str] | None, option("With --run: only this grid; repeat it for several.", "GRID")] = None,
     redo: Annotated[
-        int | None, option("Run the methods of claim N again, with their chosen settings, and judge it alone.", "N")
+        int | None, option("Run only the methods of claim N again, with their tuned settings, and judge it.", "N")
     ] = None,
-    grids: Annotated[Path, option("With --run and --redo: the folder of all runs.", "DIR", file_okay=False)] = Path(
+    grids: Annotated[Path, option("With --run or --redo: the folder of all runs.", "DIR", file_okay=False)] = Path(
         "grids/verdicts"
     ),
     kind: shared.Kind = "text",
@@ -252,8 +252,8 @@ def claims(
 ) -> None:
     """Print the verdict on each claim of a file: yes, no, or cannot tell.
 
-    Verdicts come from the CSV files beside it: seeds/GRID.csv (test data) and rules/GRID.csv (validation data, whether
-    the benchmark is sensitive). With --run these and tuning/GRID.csv are made first; it goes on where it was stopped.
+    Verdicts come from CSV files beside the file of claims: seeds/GRID.csv (test data) and rules/GRID.csv (validation
+    data: is the benchmark sensitive?). --run first writes these and tuning/GRID.csv, and can be interrupted.
     """
     from fedloom.study.claims import verdicts
 
@@ -275,19 +275,19 @@ def claims(
 
 
 def _runner(quiet: bool, jobs: int | None) -> Runner:
-    """Return what runs the grids of a study, and prints its progress unless `quiet`."""
+    """Return the runner of a study's grids; it prints progress unless `quiet`."""
     from fedloom.experiments.grid_run import Runner, progress
 
     return Runner(lambda: progress(quiet), lambda text: None if quiet else typer.echo(text, err=True), jobs)
 
 
 def _show(table: HasTable, as_json: bool, more: str) -> None:
-    """Print a table and where it is, or its numbers as JSON."""
+    """Print a table and where it is stored, or its numbers as JSON."""
     shared.put(table.to_json() if as_json else f"{table.to_text()}{more}\n", None)
 
 
 def size(text: str) -> int:
-    """Return '8GB', '500 MB' or '2e9' in bytes (powers of ten). Raises UserError."""
+    """Return a size such as '8GB', '500 MB' or '2e9' in bytes (powers of ten). Raises UserError."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kMGT]?)B?\s*", text)
     try:
         value = float(match[1]) * 1000 ** " kMGT".index(match[2] or " ") if match else 0.0
@@ -309,7 +309,7 @@ def _list(as_json: bool) -> None:
 
 
 def _before(prepared: Prepared) -> None:
-    """Print what a person should know before anything runs."""
+    """Print warnings, refused cells and finished runs before anything runs."""
     from fedloom.study.grid import replaced
 
     for text in replaced(prepared.grid):

@@ -1,4 +1,4 @@
-"""Commands that show what there is, what a run would do, its progress and its results: those of the panel Look."""
+"""The commands of the group Look: list recipes and methods, show a planned run, its progress and its results."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from fedloom.study.watch import Now
 
 MOST = 8
-"""`show` lists so many clients; --full lists all."""
+"""The largest number of clients that `show` lists; --full lists all."""
 
 
 def show(
     recipe: shared.RecipeArgument,
     changes: shared.Changes = None,
     full: Annotated[
-        bool, flag("--full", "Show all clients, and every setting of the recipe with its default.")
+        bool, flag("--full", "Show all clients and all settings of the recipe, defaults included.")
     ] = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Print the clients with their tasks and examples, and the costs of a round, without training."""
+    """Print the clients with their tasks and examples, and the cost of a round, without training."""
     from fedloom.federation.recipes import dump, load
 
     checked = load(recipe, changes or ())
@@ -79,7 +79,7 @@ def show(
 
 def picture(
     folders: Annotated[
-        list[Path], argument("The folders of finished runs; a grid stands for the runs of its first seed.", "RUN...")
+        list[Path], argument("Folders of finished runs; for a grid, the runs of its first seed.", "RUN...")
     ],
     out: Annotated[Path, shared.out_file("The picture to write.", "FILE.png")],
     count: Annotated[int, option("The number of test examples.", min=1)] = 4,
@@ -87,7 +87,7 @@ def picture(
         bool, flag("--over-rounds", "Draw one run's predictions on the same images after several rounds.")
     ] = False,
 ) -> None:
-    """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
+    """Draw input, truth and prediction of every dense task, with one column of predictions per run."""
     from fedloom.data.drawing import save
     from fedloom.experiments.export.predictions import over_rounds, predictions
     from fedloom.study.grid import runs_in
@@ -100,21 +100,21 @@ def picture(
 
 
 def watch(
-    run: Annotated[Path, argument("A run's folder; with --browser, a folder with runs.", "RUN")],
+    run: Annotated[Path, argument("The folder of a run; with --browser, a folder that contains runs.", "RUN")],
     every: Annotated[float, option("Seconds between two readings of the files.", min=0.1)] = 2.0,
     once: Annotated[
-        bool, flag("--once", "Print the state once and end; the default where the output is not a terminal.")
+        bool, flag("--once", "Print the state once and exit; the default if the output is not a terminal.")
     ] = False,
     browser: Annotated[
-        bool, flag("--browser", "Serve one table of the runs and grids in a folder, to you only.")
+        bool, flag("--browser", "Serve a page that lists the runs and grids in a folder, for you only.")
     ] = False,
     port: Annotated[int, option("The port of --browser; 0 chooses a free port.", min=0, max=65535)] = 8765,
     as_json: shared.Json = False,
 ) -> None:
-    """Show rounds, tasks, losses, bytes and the time left of a run, from its files, until the run or Ctrl-C ends it.
+    """Show rounds, tasks, losses, bytes and time left of a run, read from its files, until the run ends or Ctrl-C.
 
-    With --browser a server on this machine shows all runs in a folder until Ctrl-C. Its address ends in a token: other
-    users of this machine, who do not know it, see nothing.
+    With --browser a server on this machine shows all runs in a folder until Ctrl-C. Its address ends in a secret
+    token, so other users of this machine cannot see the page.
     """
     from rich.console import Console
     from rich.live import Live
@@ -141,7 +141,7 @@ def watch(
 
 
 def shown(state: Now) -> RenderableType:
-    """Return the state of a run as a drawing for the terminal."""
+    """Return the state of a run, formatted for the terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -178,10 +178,10 @@ def report(
     pdf: Annotated[Path | None, _also("every figure to this folder as PDF")] = None,
     csv: Annotated[Path | None, _also("the numbers behind every figure to this folder as CSV")] = None,
     base: Annotated[
-        str | None, option("The baseline: for a run, another run's folder; for a grid, a cell.", "RUN|CELL")
+        str | None, option("The baseline: for a run, the folder of another run; for a grid, a cell.", "RUN|CELL")
     ] = None,
 ) -> None:
-    """Show a run or a grid, finished or not, or a relatedness study as one HTML page that needs no network."""
+    """Write one HTML page of a run or a grid, finished or not, or of a relatedness study. It needs no network."""
     from fedloom.study.report import write
 
     folders = {"png": png, "svg": svg, "pdf": pdf, "csv": csv}
@@ -192,11 +192,11 @@ def report(
 
 def methods(
     name: Annotated[
-        str | None, argument("A method or add-on, to print its details.", "NAME", autocompletion=shared.complete_method)
+        str | None, argument("Describe this method or add-on.", "NAME", autocompletion=shared.complete_method)
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """List methods and add-ons, or describe one."""
+    """List all methods and add-ons, or describe one of them."""
     from fedloom.methods import ADDONS, METHODS
 
     if name is not None:
@@ -215,7 +215,7 @@ def recipes(
     ] = None,
     free: Annotated[bool, flag("--free", "List only recipes that need no file and no download.")] = False,
     papers: Annotated[
-        bool, flag("--papers", "List all recipes, also those of the five papers and those that need files.")
+        bool, flag("--papers", "List all recipes, including those of the five papers and those that need files.")
     ] = False,
     as_schema: Annotated[
         bool, flag("--schema", "Print the JSON Schema of recipes instead, for editors and programs.")
@@ -223,7 +223,7 @@ def recipes(
     as_json: shared.Json = False,
     out: Annotated[Path | None, shared.out_file("Write the schema to this file.")] = None,
 ) -> None:
-    """List recipes for a start; with TEXT, --free or --papers all packaged recipes, with what they need.
+    """List recipes to start with. TEXT, --free and --papers search all packaged recipes, and print what they need.
 
     The minutes were measured once, on one core.
     """
@@ -238,7 +238,7 @@ def recipes(
     rows: list[dict[str, Any]] = [
         {"recipe": entry.name, "what it trains": entry.summary, "needs": entry.needs, "minutes": entry.minutes}
         for entry in catalogue()
-        # a beginner's needs no file and belongs to no paper
+        # a recipe for beginners needs no file and belongs to no paper
         if (not first or entry.name.partition("/")[0] in (entry.name, "benchmarks"))
         and (not (first or free) or not entry.needs)
         and (text or "").lower() in f"{entry.name} {entry.summary}".lower()
@@ -259,7 +259,7 @@ def recipes(
 
 
 def schema(out: shared.Out = None) -> None:
-    """Print the JSON Schema of recipes, with which editors complete and check them."""
+    """Print the JSON Schema of recipes, which lets editors complete and check them."""
     from fedloom.federation.recipes.loader import schema as made
 
     shared.put(json.dumps(made(), indent=1) + "\n", out)
@@ -277,7 +277,7 @@ def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:
 
 
 def parameters(entry: Registered) -> list[dict[str, Any]]:
-    """Return the recipe keys of what is registered: their names, defaults, and what they may be, in words."""
+    """Return the recipe keys of a registered entry: names, defaults, and allowed values in words."""
     from fedloom.core.settings.section import expected, found
 
     fields = entry.params.model_fields.items()
@@ -286,12 +286,12 @@ def parameters(entry: Registered) -> list[dict[str, Any]]:
 
 
 def required(entry: Registered) -> list[str]:
-    """Return the recipe keys of what is registered that have no default."""
+    """Return the recipe keys of a registered entry that have no default."""
     return [key for key, field in entry.params.model_fields.items() if field.is_required()]
 
 
 def chosen(registry: Registry, entry: Registered, values: Mapping[str, Any]) -> list[str]:
-    """Return the changes of a recipe by which a method or an add-on is chosen, with values of its keys."""
+    """Return the changes of a recipe that choose a method or an add-on, with values of its keys."""
     if registry.kind == "add-on":
         key = f"method.add.{entry.name}"
         return [f"{key}.{name}={value}" for name, value in values.items()] or [f"{key}={{}}"]

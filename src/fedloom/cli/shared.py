@@ -24,35 +24,35 @@ if TYPE_CHECKING:
 
 
 def argument(about: str, metavar: str | None = None, **more: Any) -> Any:
-    """Return an argument of a command: what it is, and how its value is called."""
+    """Return an argument of a command with its help, and a name for its value."""
     return typer.Argument(help=about, metavar=metavar, **more)
 
 
 def option(about: str, metavar: str | None = None, name: str | None = None, **more: Any) -> Any:
-    """Return an option of a command: what it is for, how its value is called, and its name where that is another."""
+    """Return an option of a command with its help, a name for its value, and its own name if that differs."""
     return typer.Option(*([name] if name else []), help=about, metavar=metavar, **more)
 
 
 def flag(name: str, about: str) -> Any:
-    """Return an option of a command that is given or not."""
+    """Return an option of a command that takes no value."""
     return typer.Option(name, help=about)
 
 
 def out_file(about: str, metavar: str | None = None, default: str | None = None, folder: bool = False) -> Any:
-    """Return the option that every command has for the file that it writes; `default` is in words."""
+    """Return the option --out for the file that a command writes; `default` describes the default in words."""
     look: Any = {"help": about, "metavar": metavar, "show_default": default or True}
     return typer.Option("--out", "-o", file_okay=not folder, dir_okay=folder, **look)
 
 
 out_folder = partial(out_file, folder=True)
-"""The same for the folder that it writes."""
+"""The same for a folder."""
 
 
-# Completion after TAB in a shell; no torch is loaded.
+# Completion in a shell (TAB). It never loads torch.
 
 
 def _completion(*homes: str) -> Callable[[str], list[str]]:
-    """Return the completion of names that MODULE:NAME has or returns, for several of these."""
+    """Return a completion over the names in each MODULE:NAME, a collection or a function that returns one."""
 
     def complete(incomplete: str) -> list[str]:
         each = (found() if callable(found := resolve_name(f"fedloom.{home}")) else found for home in homes)
@@ -68,12 +68,12 @@ complete_dataset = _completion("data:DATASETS.names")
 
 
 def complete_change(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return keys of a recipe's sections, and after data=, partition=, model= and method= the names that may follow."""
+    """Return the keys of a recipe; after data=, partition=, model= and method=, the names that may follow."""
     from fedloom.federation.recipes.schema import Named, Recipe
 
     before = list(ctx.params.get("changes") or ())
     key, equals, value = incomplete.partition("=")
-    split = not equals and before[-1:] == ["="] and len(before) > 1  # bash takes KEY=VALUE for three words
+    split = not equals and before[-1:] == ["="] and len(before) > 1  # bash splits KEY=VALUE into three words
     if split:
         key, value = before[-2], incomplete
     elif not equals:
@@ -86,7 +86,7 @@ def complete_change(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _keys(path: str, section: Any) -> list[str]:
-    """Return KEY= for each key of a section, KEY.KEY= for those of sections in it."""
+    """Return KEY= for each key of a section, and KEY.KEY= for the keys of its subsections."""
     from pydantic import BaseModel
 
     keys = []
@@ -114,24 +114,24 @@ Changes = Annotated[
 AllowCode = Annotated[
     list[str] | None,
     option(
-        "Allow the import of code from these packages where a recipe, a run folder or a bundle names it.",
+        "Allow recipes, run folders and bundles to import code from these packages.",
         "PKG[,PKG]",
         "--allow-code",
     ),
 ]
 Out = Annotated[Path | None, out_file("Write to this file instead.")]
-Json = Annotated[bool, flag("--json", "Print JSON, for programs; null where a number is absent.")]
+Json = Annotated[bool, flag("--json", "Print JSON for programs; a missing number is null.")]
 Kind = Annotated[Literal["text", "markdown", "csv", "latex", "html"], option("The output format.", name="--format")]
-Device = Annotated[str | None, option("The device, such as cpu or cuda.", show_default="the run's")]
+Device = Annotated[str | None, option("The device, such as cpu or cuda.", show_default="as the run")]
 Jobs = Annotated[
-    int | None, option("The number of runs at the same time.", min=1, show_default="as many as the CPUs can take")
+    int | None, option("The number of runs at the same time.", min=1, show_default="as many as the CPUs allow")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result, no progress.")]
-SplitOption = Annotated[Literal["test", "val"], option("The examples that the numbers are measured on.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only, without progress.")]
+SplitOption = Annotated[Literal["test", "val"], option("The examples that the metrics are measured on.")]
 
 
 def allowing_code(command: Callable[..., Any]) -> Callable[..., None]:
-    """Return the command with the option --allow-code, which acts before it."""
+    """Return the command with the option --allow-code, which is applied before the command runs."""
 
     @wraps(command)
     def called(*, allow_code: list[str] | None = None, **given: Any) -> None:
@@ -147,7 +147,7 @@ def allowing_code(command: Callable[..., Any]) -> Callable[..., None]:
 
 
 def renamed(command: Callable[..., None], former: str, now: str) -> Callable[..., None]:
-    """Return the command under its former name; it prints its present name."""
+    """Return the command under its former name; it prints the present name and runs."""
 
     @wraps(command)
     def called(**given: Any) -> None:
@@ -158,7 +158,7 @@ def renamed(command: Callable[..., None], former: str, now: str) -> Callable[...
 
 
 def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
-    """Print the result of a command: as JSON, or, for people, `shown`; by default its rows as a table."""
+    """Print the result of a command as JSON, or `shown` for people; by default a table of its rows."""
     if as_json:
         from fedloom.study.output import json_text
 
@@ -167,7 +167,7 @@ def answer(result: Any, as_json: bool, *shown: str | RenderableType) -> None:
     from rich.console import Console
 
     console = Console()
-    wide = None if console.is_terminal else max(console.width, 200)  # in a file no line is broken
+    wide = None if console.is_terminal else max(console.width, 200)  # lines in a file are not wrapped
     for part in shown or (table_of(result),):
         if isinstance(part, str):
             typer.echo(part, nl=not part.endswith("\n"))
@@ -182,7 +182,7 @@ def put_table(table: HasTable, kind: str, as_json: bool, out: Path | None) -> No
 
 
 def put(text: str, out: Path | None, kind: str = "") -> None:
-    """Print a text, or write it to a file and print the file's name; `kind` is that of `writing`."""
+    """Print a text, or write it to a file and print the file's name; `kind` as in `writing`."""
     if out is None:
         typer.echo(text, nl=False)
         return
@@ -193,7 +193,7 @@ def put(text: str, out: Path | None, kind: str = "") -> None:
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> Table:
-    """Return rows as a table, with a column for each key of the first one that is not None in all of them."""
+    """Return rows as a table with a column per key of the first row, unless the key is None in all rows."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -211,7 +211,7 @@ def printable(text: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Return the text of a cell: mappings as 'key value'; loss weights of 1 are left out."""
+    """Return the text of a cell: mappings as 'key value', without loss weights of 1."""
     if isinstance(value, Mapping):
         return ", ".join(key if v == 1.0 else f"{key} {_cell(v)}" for key, v in value.items())
     if isinstance(value, list):
@@ -220,13 +220,13 @@ def _cell(value: Any) -> str:
 
 
 def check_run(folder: Path) -> None:
-    """Refuse a folder without a recipe, before torch is loaded. Raises StateError."""
+    """Raise StateError for a folder without a recipe, before torch is loaded."""
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
 
 
 def threads_of(folder: Path) -> None:
-    """Let torch use as many threads as the run did, for results may depend on their number."""
+    """Let torch use as many threads as the run did, because results may depend on their number."""
     check_run(folder)
     from fedloom.federation.runs.recorded import recipe_in
 
@@ -238,7 +238,7 @@ def threads_of(folder: Path) -> None:
 
 @contextmanager
 def bar(quiet: bool) -> Iterator[Tell]:
-    """Return a bar on a terminal; elsewhere one line for each step that begins."""
+    """Show a progress bar on a terminal, and otherwise print one line per step."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -257,7 +257,7 @@ def bar(quiet: bool) -> Iterator[Tell]:
 
 @contextmanager
 def interruptible(written: Path, goes_on: str) -> Iterator[None]:
-    """Print on Ctrl+C how to continue, if there is something to continue, and exit with code 130."""
+    """On Ctrl-C, print how to continue if `written` exists, and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Source = Annotated[
     str,
     argument(
-        "A grid that has run: its name or file (if it ran in the default folder), or its folder.",
+        "A grid that has run: its folder, or its name or file if it ran in the default folder.",
         "GRID",
         autocompletion=shared.complete_grid,
     ),
@@ -33,21 +33,21 @@ Source = Annotated[
 AtOption = Annotated[
     Literal["last", "best-validation"] | None,
     option(
-        "The model of a run that counts: the last one, or the best one on validation data.",
+        "The model of each run to use: the last one, or the best one on validation data.",
         show_default="as the grid says",
     ),
 ]
 WIDE = 200
-"""Letters across where the output is no terminal."""
+"""Characters per line if the output is not a terminal."""
 
 
 def compare(
     runs: Annotated[
         list[Path],
         argument(
-            "Run folders; runs that differ only in the seed become one column. Or one grid that has run: its name, its "
-            "file or its folder. Or one recipe, with changes of its keys, to learn whether training together pays off; "
-            "its runs are stored in comparisons/NAME.",
+            "Run folders (runs that differ only in the seed become one column), or one grid that has run (its name, "
+            "file or folder), or one recipe with changes of its keys. A recipe is trained first, to see whether "
+            "training together pays off; its runs are stored in comparisons/NAME.",
             "RUN|GRID|RECIPE...",
         ),
     ],
@@ -55,7 +55,7 @@ def compare(
         str | None,
         option(
             "The baseline of the changes (Δm): a column or a run folder; for a grid a cell, or 'base' for "
-            "the same base with the first add-on.",
+            "the same method with the first add-on.",
             "RUN|BASE/ADDON",
             show_default="the first column, or as the grid says",
         ),
@@ -64,7 +64,7 @@ def compare(
     as_json: shared.Json = False,
     out: shared.Out = None,
     split: shared.SplitOption = "test",
-    metric: Annotated[str | None, option("The metric to compare by.", show_default="each task's own")] = None,
+    metric: Annotated[str | None, option("The metric to compare.", show_default="each task's own")] = None,
     tests: Annotated[
         bool, flag("--tests", "Print paired tests against the baseline instead, with intervals and effect sizes.")
     ] = False,
@@ -76,12 +76,12 @@ def compare(
     ] = "seeds",
     ranks: Annotated[
         Literal["seeds", "tasks"] | None,
-        option("Print mean ranks instead, over each task at each seed or over each task's mean over seeds."),
+        option("Print mean ranks instead, over (task, seed) pairs or over each task's mean over seeds."),
     ] = None,
     plot: Annotated[
         Path | None,
         option(
-            "Also draw the ranks to this file (.svg, .png or .pdf), as a critical-difference plot.",
+            "Also draw the ranks as a critical-difference plot, to this file (.svg, .png or .pdf).",
             "FILE",
             dir_okay=False,
         ),
@@ -90,8 +90,8 @@ def compare(
     losses: Annotated[
         Literal["best", "rounds"] | None,
         option(
-            "Print the best validation loss of each cell of a grid instead, with its round, the rounds run and "
-            "the variation over seeds; or the losses of each round and task."
+            "best: print the best validation loss of each cell of a grid instead, with its round, the number of rounds "
+            "and the spread over seeds. rounds: print the losses of each round and task."
         ),
     ] = None,
     metrics: Annotated[
@@ -101,13 +101,13 @@ def compare(
         bool, flag("--seeds", "Print the number of every seed, method and task of a grid instead.")
     ] = False,
     percent: Annotated[
-        bool, flag("--percent", "Print fractions such as accuracies in percent, as papers do, in the table of a grid.")
+        bool, flag("--percent", "In the table of a grid, print fractions such as accuracies in percent.")
     ] = False,
     trials: Annotated[
         int | None, option("The number of settings to try per method of a recipe.", min=1, show_default="8")
     ] = None,
 ) -> None:
-    """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
+    """Compare runs task by task, with intervals over seeds; or test or rank them.
 
     For a grid, print its table, with tasks as columns. For a recipe, tune and run local training, three federated
     methods, centralised training and a linear model, and say which clients benefit.
@@ -180,7 +180,7 @@ def compare(
 def _of_recipe(
     source: str, changes: Sequence[str], split: Literal["test", "val"], metric: str | None, trials: int | None
 ) -> Comparison:
-    """Return what the runs of a recipe, which this makes, say."""
+    """Run a recipe with the methods that `fl.compare` chooses, and return the comparison."""
     from fedloom.experiments.compared import compare
     from fedloom.experiments.tune import Budget
     from fedloom.federation.recipes.loader import load
@@ -196,7 +196,7 @@ def figure(
     at: AtOption = None,
     named: Annotated[str | None, option("The name of one of the grid's `figures`.", "NAME")] = None,
 ) -> None:
-    """Draw the figure of a grid, or one of its figures by its name."""
+    """Draw the figure of a grid, or one of its figures by name."""
     from fedloom.study.figures import draw
 
     opened, folder = _opened(source, at)
@@ -205,10 +205,10 @@ def figure(
 
 
 def benchmark(source: Source, as_json: shared.Json = False) -> None:
-    """Say whether a benchmark is sensitive enough, from a grid of Local, centralised and constant.
+    """Say whether a benchmark is sensitive enough to separate methods, from a grid of Local, centralised and constant.
 
     It reads validation data. docs/benchmarks.md explains the rules. The exit code is 1 if a data set of the grid fails
-    one or has not been run.
+    a rule or has not been run.
     """
     from fedloom.study.claims import sensitivities, sentences
 
@@ -226,13 +226,13 @@ def benchmark(source: Source, as_json: shared.Json = False) -> None:
 
 
 def _is_grid(source: str) -> bool:
-    """Return whether a source is a grid: its folder, a packaged name that no recipe has, or a file with `bases`."""
+    """Return whether a source is a grid: a folder, a packaged name that no recipe has, or a file with `bases`."""
     from fedloom.federation.recipes import loader
     from fedloom.study.grid import FILE, HOME, default_folder, load_grid, names, ran, takes_name
 
     if (Path(source) / FILE).is_file() or source in ran():
         return True
-    if source in names():  # the name of a recipe, too, is the grid's only where that has run
+    if source in names():  # a name that a recipe shares means the grid only if the grid has run
         is_run = source in loader.names() and (default_folder(load_grid(source)) / FILE).is_file()
         return takes_name(source) if is_run else source not in loader.names()
     if not Path(source).exists():
@@ -251,7 +251,7 @@ def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
 
 
 def _print(table: HasTable, kind: str, as_json: bool, out: Path | None) -> None:
-    """Write in the format that was chosen; on a terminal the best numbers are bold."""
+    """Write a table in the chosen format; on a terminal the best numbers are bold."""
     from fedloom.study.comparison import Comparison
 
     if kind != "text" or out is not None or as_json:
@@ -279,11 +279,11 @@ def activated(
     out: PictureOut = None,
     scope: Annotated[
         Literal["encoder", "all"] | None,
-        option("The part of the model from which the dimensions are chosen.", show_default="encoder"),
+        option("The part of the model whose dimensions count.", show_default="encoder"),
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Print which dimensions each client's update activates, and how far clients agree (FedDEA, Figure 2)."""
+    """Print the dimensions that each client's update activates, and how far clients agree (FedDEA, Figure 2)."""
     from fedloom.study.papers import draw_overlaps, overlaps_of
 
     _show(found := overlaps_of(folder, scope), out, lambda: draw_overlaps([found]), as_json)
@@ -294,7 +294,7 @@ def hyper(
     out: PictureOut = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Print how much each client takes from the others over the rounds (FedHCA2's hyper weights)."""
+    """Print how much each client takes from the others in each round (FedHCA2's hyper weights)."""
     from fedloom.study.papers import draw_weights, weights_of
 
     _show(found := weights_of(folder), out, lambda: draw_weights([found]), as_json)
@@ -304,10 +304,10 @@ def domains(
     folder: Annotated[Path, argument("The folder of a run whose clients have domains.", "RUN")],
     out: PictureOut = None,
     task: Annotated[str | None, option("The task.", "NAME", show_default="the only one")] = None,
-    split: Annotated[str, option("Which examples.", "test|val")] = "test",
+    split: Annotated[str, option("The examples.", "test|val")] = "test",
     as_json: shared.Json = False,
 ) -> None:
-    """Print a task's metric on each domain over the rounds, with average and spread: last round, best on validation."""
+    """Print a task's metric per domain: last round and best on validation data, average and spread, over the rounds."""
     from fedloom.federation.runs.reader import Run
     from fedloom.study.charts import lines
     from fedloom.study.results import domain_history
@@ -323,7 +323,7 @@ def domains(
 
 
 def _show(result: Any, out: Path | None, draw: Callable[[], Chart], as_json: bool) -> None:
-    """Print tables, or write numbers or a picture, as the file's name says."""
+    """Print tables, or write numbers or a picture, by the extension of the file."""
     writers = {".csv": result.to_csv, ".md": result.to_markdown}
     if as_json or out is None:
         shared.put(result.to_json() if as_json else result.to_text(), out)
@@ -338,7 +338,7 @@ def _show(result: Any, out: Path | None, draw: Callable[[], Chart], as_json: boo
 
 def features(
     folders: Annotated[list[Path], argument("The folders of finished runs on the same domains.", "RUN...")],
-    out: Annotated[Path | None, shared.out_folder("Write figures and CSV files there too.", "DIR")] = None,
+    out: Annotated[Path | None, shared.out_folder("Also write figures and CSV files to this folder.", "DIR")] = None,
     examples: Annotated[
         int, option("The largest number of test examples per domain, for spectra and t-SNE.", min=2)
     ] = 500,
@@ -348,9 +348,9 @@ def features(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Compute features of runs with domains: effective ranks; accuracies of f+, f-, f*, f~ (F2DC, Figure 1, Table 7).
+    """Compare features of runs with domains: effective ranks; accuracies of f+, f-, f*, f~ (F2DC, Figure 1, Table 7).
 
-    With --out also figures: singular values of their covariance, t-SNE and Grad-CAM (Figures 1, 4 and 2).
+    With --out, also draw singular values of their covariance, t-SNE and Grad-CAM (Figures 1, 4 and 2).
     """
     for folder in folders:
         shared.threads_of(folder)
@@ -376,7 +376,7 @@ def relatedness(
     out: Annotated[
         Path | None,
         shared.out_folder(
-            "Write a CSV file per metric and heat maps there too; fedloom report DIR then makes a page of them.", "DIR"
+            "Also write a CSV file per metric and heat maps to this folder; `fedloom report DIR` shows it.", "DIR"
         ),
     ] = None,
     examples: Annotated[int, option("The largest number of examples per task.", min=2)] = 200,
@@ -385,9 +385,9 @@ def relatedness(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Print how related a run's tasks are by several metrics, and how far these agree (MaTU, Figures 2 and 3).
+    """Print how related the tasks of a run are by several metrics, and how far these agree (MaTU, Figures 2 and 3).
 
-    The run needs a model per task: a run of matu, or of local with clients that hold one task each.
+    The run needs a model per task: use a run of matu, or of local with one task per client.
     """
     named = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
     if named == []:
@@ -404,11 +404,11 @@ def relatedness(
 
 def join(
     folder: RunArgument,
-    task: Annotated[str, option("The newcomer's task.", "NAME")],
+    task: Annotated[str, option("The new task.", "NAME")],
     client: Annotated[
-        str | None, option("A client of the run that takes up the task.", "NAME", show_default="a new one")
+        str | None, option("The client of the run that gets the task.", "NAME", show_default="a new client")
     ] = None,
-    steps: Annotated[int, option("The number of local steps before signs are compared.", min=1)] = 5,
+    steps: Annotated[int, option("The number of local steps before signs are compared with other tasks.", min=1)] = 5,
     rounds: Annotated[int, option("The number of rounds of local training from each start.", min=1)] = 5,
     data: Annotated[
         list[str] | None,
@@ -418,7 +418,7 @@ def join(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Let a new task join a run of matu: does it gain from a start near tasks with similar signs?"""
+    """Let a new task join a run of matu: does it learn faster from a start near tasks with similar signs?"""
     shared.threads_of(folder)
     from fedloom.experiments.papers.join import join as join_run
 

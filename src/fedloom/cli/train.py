@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 def run(
     recipe: shared.PerhapsRecipe = None,
     changes: shared.Changes = None,
-    out: Annotated[Path | None, shared.out_folder("Run folder.", default="runs/NAME-METHOD-sSEED")] = None,
+    out: Annotated[Path | None, shared.out_folder("The folder of the run.", default="runs/NAME-METHOD-sSEED")] = None,
     start: Annotated[
-        Path | None, option("Start from this run's model; without RECIPE, use its recipe too.", "RUN", name="--from")
+        Path | None, option("Start from this run's model; without RECIPE, also use its recipe.", "RUN", name="--from")
     ] = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Train as a recipe says and write a run folder."""
+    """Train as a recipe says, and write a run folder."""
     from fedloom.federation.recipes import load
 
     overrides = list(changes or ())
@@ -71,12 +71,12 @@ def resume(
         argument("Changes: training.rounds=50 extends the run; keys of runtime may change too.", "KEY=VALUE..."),
     ] = None,
     accept_changes: Annotated[
-        bool, flag("--accept-changes", "Continue although the recipe in the folder was changed, and record that.")
+        bool, flag("--accept-changes", "Continue even if the recipe in the folder was edited, and record the changes.")
     ] = False,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Continue an interrupted run or extend a finished one; the result is bit for bit that of one uninterrupted run."""
+    """Continue an interrupted run or extend a finished one. The result equals one uninterrupted run, bit for bit."""
     shared.check_run(folder)
     with _watched(folder, quiet) as progress:
         from fedloom.engines import api
@@ -88,13 +88,13 @@ def resume(
 def demo(
     changes: shared.Changes = None,
     data: Annotated[
-        Literal["ist", "digits"], option("Stroke patients of 16 countries, or handwritten digits.")
+        Literal["ist", "digits"], option("Stroke patients of 16 countries (ist), or handwritten digits.")
     ] = "ist",
     out: Annotated[Path, shared.out_folder("The grid's folder.")] = Path("grids/demo"),
     quiet: shared.Quiet = False,
     tests: Annotated[bool, flag("--tests", "Also print paired tests of every method and task.")] = False,
 ) -> None:
-    """Train 16 sites alone and together, with several tasks and three seeds: a table and a page of every site."""
+    """Train 16 sites alone and together, with several tasks and three seeds; write a table and a page of every site."""
     with_page = find_spec("vl_convert") is not None
     if not with_page:  # before minutes of training, not after
         typer.echo(
@@ -111,7 +111,7 @@ def demo(
 
 
 def _gains(folder: Path) -> list[str]:
-    """Return a sentence per method of the demo's grid: its change against training alone, over all tasks."""
+    """Return one sentence per method of the demo: its change compared with training alone, over all tasks."""
     from fedloom.study.grid import against, open_folder
     from fedloom.study.results import of_grid
     from fedloom.study.significance import contrasts
@@ -134,7 +134,7 @@ def pretrain(
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:
-    """Train a recipe's model on all of its data in one place, and write the encoder for `model.weights` to load."""
+    """Train the model of a recipe on all of its data in one place, and write the encoder for `model.weights`."""
     from fedloom.federation.recipes import load
 
     checked = load(recipe, changes or ())
