@@ -53,7 +53,7 @@ def loaded(entry: Registered, seed: int, params: Mapping[str, Any]) -> Dataset:
 
 @DATASETS.register("nodes")
 def nodes(seed: int) -> Dataset:
-    """Leave data with the nodes of a deployment; each has a node.yaml that says where (see docs/flower.md)."""
+    """Leave the data at the nodes of a deployment; the node.yaml of each says where they are (docs/flower.md)."""
     prepare.at_nodes()
 
 

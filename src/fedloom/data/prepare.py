@@ -520,7 +520,7 @@ not open files. Its errors should be DataErrors that name the file.
 
 
 class DenseLabel(Section):
-    """The place of the label images of one task, and the meaning of their numbers."""
+    """The location of the label images of one task, and the meaning of their values."""
 
     kind: DenseKind
     key: str
@@ -537,9 +537,9 @@ class DenseLabel(Section):
 
 
 class Augment(Section):
-    """Random changes of images and their labels; the defaults are those of the field's dense multi-task work.
+    """Random augmentation of images and their labels; the defaults are usual in dense multi-task learning.
 
-    Images smaller than about 128 x 128 lose their objects at half size: there, `scale: [0.75, 1.5]` is kinder.
+    Images below about 128 x 128 lose their objects at half size; use `scale: [0.75, 1.5]` for them.
     """
 
     scale: tuple[Positive, Positive] = (0.5, 2.0)

@@ -36,7 +36,7 @@ Positions = list[int]
 
 @PARTITIONERS.register("iid", source="MaT-FL, 'homo'")
 def iid(pool: Pool, seed: int, *, clients: Count, val_fraction: ValFraction = 0.1) -> Partition:
-    """Every client holds every task and an equal, random share of the examples."""
+    """Give every client all tasks and an equal, random share of the examples."""
     groups = deal(pool, [dict.fromkeys(pool.tasks, 1.0)] * clients, stream(seed, "iid"))
     return finish(pool, seed, val_fraction, ids(clients), groups)
 
@@ -54,7 +54,7 @@ def class_dirichlet(
     max_tries: Count = 1000,
     val_fraction: ValFraction = 0.1,
 ) -> Partition:
-    """Every client holds every task; each class of `task` (default the first) is split by a Dirichlet(alpha) draw.
+    """Give every client all tasks, and split each class of `task` (by default the first) by a Dirichlet(alpha) draw.
 
     The whole split is drawn again, at most `max_tries` times, until every client has `min_examples`. `balanced` is
     NIID-Bench's trick: a client that holds its equal share gets nothing of the classes that follow. Examples without a
@@ -82,7 +82,7 @@ def one_task(
     all_task_clients: Annotated[int, Field(ge=0)] = 0,
     val_fraction: ValFraction = 0.1,
 ) -> Partition:
-    """Clients named after the one task they hold (`digit-0`), and `all_task_clients` more that hold all (`all-0`).
+    """Give each client one task, which names it (`digit-0`), and `all_task_clients` more clients all tasks (`all-0`).
 
     `images: disjoint` deals each example to one client. `shared` gives the clients of each task together all examples
     of the task, and those that hold all tasks together all examples; within such a group shares are disjoint. Raises
@@ -120,7 +120,7 @@ def task_weights(
     sizes: list[Positive] | None = None,
     val_fraction: ValFraction = 0.1,
 ) -> Partition:
-    """Clients hold tasks with given loss weights and a random share of the examples each: an equal one, or by `sizes`.
+    """Give clients tasks with loss weights, and each client a random share of the examples: equal, or by `sizes`.
 
     `single`: one task each; `pairwise`: 0.7 and 0.3 on an ordered pair of tasks each; `multi`: 1 / T on all T tasks; or
     one {task: weight} per client, in which a task of weight 0 is not held and never computed. The named modes go round
@@ -167,7 +167,7 @@ def task_dirichlet(
     max_tries: Count = 1000,
     val_fraction: ValFraction = 0.1,
 ) -> Partition:
-    """Clients hold different groups of tasks, drawn by Dirichlet(alpha_tasks); 0 gives each client exactly one task.
+    """Draw a group of tasks for each client by Dirichlet(alpha_tasks); 0 gives each client exactly one task.
 
     A client draws proportions over the T tasks and holds those of at least 1 / (2 T), and always the largest. With
     `alpha_tasks` 0, tasks go round and are then shuffled. A task that no client drew goes to the client with the
@@ -208,7 +208,7 @@ def task_groups(
     max_tries: Count = 1000,
     val_fraction: ValFraction = 0.1,
 ) -> Partition:
-    """Clients hold given groups of tasks, or groups of `tasks_per_client` tasks drawn at random.
+    """Give clients the listed groups of tasks, or groups of `tasks_per_client` tasks drawn at random.
 
     The `groups` go round until there are `clients`; by default there is one client per group. With `tasks_per_client`,
     which needs `clients`, each client in turn gets those tasks that the fewest clients hold so far, ties being drawn,
@@ -285,7 +285,7 @@ def _split(
 def single_and_multi(
     pool: Pool, seed: int, *, single: dict[str, Count], multi: dict[str, Count], val_fraction: ValFraction = 0.1
 ) -> Partition:
-    """Single-task clients on some domains (data sets) and multi-task clients on others.
+    """Make single-task clients on some domains (data sets) and multi-task clients on others.
 
     `single` {domain: n}: n clients for each task of the domain; all of them share the domain's examples in disjoint,
     even parts, as in the authors' release. `multi` {domain: m}: m clients that hold every task of the domain, likewise.
@@ -318,7 +318,7 @@ def domains(
     val_fraction: ValFraction = 0.1,
     named: bool = False,
 ) -> Partition:
-    """Each client holds every task and examples of one domain; the order of the clients is shuffled.
+    """Give each client all tasks and examples of one domain; the order of the clients is shuffled.
 
     Clients are numbered in their order, which differs from seed to seed; with `named` they are called like their
     domains, with a number where a domain has several, if domains have names that clients can have.
@@ -437,7 +437,7 @@ def listed(
     tasks: dict[str, list[str]] | None = None,
     val_fraction: ValFraction = 0.1,
 ) -> Partition:
-    """Each client has the examples at the positions that are listed for it; a list of lists names clients c00, c01, ...
+    """Give each client the examples at its listed positions; a list of lists names the clients c00, c01, ...
 
     `tasks` {client: its tasks}; by default a client holds the tasks that it has labels of. Raises DataError for a
     position that is not in the data set or that two clients have.
@@ -495,7 +495,7 @@ def _positions(each: Any, who: object) -> Positions:
 
 @PARTITIONERS.register("nodes")
 def nodes(pool: Pool, seed: int) -> Partition:
-    """Nothing is dealt out: clients hold what they hold (for data: nodes)."""
+    """Leave the data where they are: each node holds its own (for data: nodes)."""
     at_nodes()
 
 

@@ -419,11 +419,11 @@ def schema() -> dict[str, Any]:
     defs["MethodSection"]["properties"]["add"] |= add
     for section in (DataSection, PartitionSection, ModelSection, MethodSection, GraphSection, AttackSection):
         defs[section.__name__] = _named(section, defs)
-    own = "Of a packaged file with several recipes: the changes of each of its {}."
+    own = "In a packaged file with several recipes: the changes of each of its {}."
     shape["properties"] |= {key: {"type": "object", "description": own.format(key)} for key in SEVERAL}
-    like = "A packaged recipe, or a file in this folder or below it, of which all is taken that stands not here."
+    like = "A packaged recipe, or a file in this folder or below it: it sets every key that is not set here."
     shape["properties"]["like"] = {"type": "string", "description": like}
-    shape["patternProperties"] = {r"\.": {"description": "A key in a section, of what it is like."}}
+    shape["patternProperties"] = {r"\.": {"description": "A key in a section of the recipe that `like` names."}}
     shape["anyOf"] = [{"required": keys} for keys in (shape.pop("required"), ["like"], ["benchmarks"])]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A recipe of fedloom", **shape}
 

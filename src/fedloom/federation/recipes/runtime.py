@@ -11,23 +11,23 @@ from fedloom.core.settings.section import ClientId, Count, NonNegative, Positive
 
 
 class FlowerSettings(Section):
-    """The conduct of a run whose clients are nodes of Flower, which come, go and fail."""
+    """Settings of a run whose clients are nodes of Flower: they may join, leave and fail."""
 
     nodes: Count | None = None
-    """Begin when this many clients have reported; null: all clients of the partition."""
+    """Start once this many clients have registered; null: all clients of the partition."""
     wait: Positive = 600.0
-    """Seconds to wait for them. Then the run begins with those that are there, if these are `min_clients`."""
+    """Seconds to wait for them. Then the run starts with those that have registered, if at least `min_clients`."""
     min_clients: Count = 1
-    """Fewer do not begin. A round in which fewer clients answer ends the run, which can be resumed."""
+    """The run does not start with fewer clients. If fewer answer in a round, it ends, and can be resumed."""
     enough: Count | None = None
-    """A round of training waits for no more answers once so many have come; null: for all, until the deadline."""
+    """End a round of training once this many answers have arrived; null: wait for all, until the deadline."""
     deadline: Positive = 3600.0
-    """Seconds for the answers to one round of training, or of measuring; later ones are not used."""
+    """Seconds to wait for the answers of one round of training or measuring. The server drops later ones."""
     retries: Annotated[int, Field(ge=0, le=100)] = 1
-    """The number of times that a node is asked again within the deadline after a temporary failure."""
+    """The number of times to ask a node again, within the deadline, after a temporary failure."""
     keys: dict[ClientId, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
-    """Client -> the public key of its node, as `fedloom flower check --home` prints it. The name of a client that is
-    not listed belongs to the node that says it first."""
+    """Client -> the public key of its node, as `fedloom flower check --home` prints it. A client that is not listed
+    belongs to the first node that claims its name."""
 
     def _problems(self) -> Problems:
         if self.enough is not None and self.enough < self.min_clients:
@@ -35,37 +35,37 @@ class FlowerSettings(Section):
 
 
 class Runtime(Section):
-    """Where the work is done. Results do not depend on `engine` and `workers`; they may on `threads` and `device`."""
+    """Processes and devices. Results do not depend on `engine` or `workers`; they may on `threads` and `device`."""
 
     engine: Literal["process", "cluster", "flower"] = "process"
     """process: on this machine. cluster: torch.distributed under torchrun. flower: messages to Flower's nodes."""
     flower: FlowerSettings = FlowerSettings()
     workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = 1
-    """Worker processes; 1 trains in this process. auto: as many as there are cores for them, and on GPUs memory and at
-    most 4 on each, from the round on after which they are expected to end the run sooner; cells of a grid that run
-    beside others have one."""
+    """Worker processes; 1 trains in this process. auto: starts workers once they are expected to end the run sooner, as
+    many as cores allow (on GPUs also memory, at most 4 per GPU). Cells of a grid that run at the same time have one."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of each process. Keep workers x threads within the cores."""
     device: str | tuple[str, ...] = "cpu"
-    """cpu, or cuda devices by name (cuda:0); several are given to the workers in turn."""
+    """cpu, or cuda devices by name (cuda:0). Several devices are assigned to the workers in turn."""
     deterministic: bool = False
-    """true: torch and cuDNN use only algorithms that give the same bits each time, so a run on CUDA repeats on a GPU of
-    the same kind. It costs time, of convolutions most, and memory; an operation that has no such algorithm ends the run
-    with its name. On a CPU runs repeat without it."""
+    """true: torch and cuDNN use only deterministic algorithms, so a run on CUDA repeats bit for bit on a GPU of the
+    same kind. This costs memory and time, most for convolutions. An operation without such an algorithm ends the run
+    with an error that names it. On a CPU runs repeat without it."""
     checkpoint_every: Count | Literal["auto"] = "auto"
-    """Save the state after every so many rounds, and after the last. auto: as often as saving takes at most 5 % of the
+    """Save the state every this many rounds, and after the last. auto: as often as saving takes at most 5 % of the
     time; with the engine flower after each round, because nodes keep no older states."""
     mirror: str | None = None
-    """A folder, better on another disk, for a copy of the checkpoints and of all else that resuming needs, under the
-    name of the run's folder. What is damaged comes back from it; where the run's folder is lost, resume the copy."""
+    """A folder, preferably on another disk, for a copy of the checkpoints and the other files that resuming needs,
+    under the name of the run's folder. Damaged files are restored from it. If the run's folder is lost, resume the
+    copy."""
     diagnostics: bool = True
-    """Note, in diagnostics.jsonl, how the updates of a round agree and how they were weighted. Changes no result."""
+    """Write to diagnostics.jsonl how far the updates of a round agree and how they were weighted. Changes no result."""
     track: Literal["tensorboard", "mlflow", "wandb"] | None = None
-    """Tell each round's means, bytes and seconds to a tracker too. tensorboard: the folder `tensorboard` of the run.
-    mlflow: MLFLOW_TRACKING_URI, else `mlflow.db` in the run. wandb: as WANDB_MODE says; its files are in the run."""
+    """Also log each round's means, bytes and seconds to a tracker. tensorboard: in the folder `tensorboard` of the run.
+    mlflow: at MLFLOW_TRACKING_URI, else in `mlflow.db` in the run. wandb: as WANDB_MODE says, with files in the run."""
     exact: bool = True
-    """Of the engine cluster. true: all updates go to one process, which adds them up as `process` does, bit for bit.
-    false: processes share the work, and where a method lets them only sums travel; results differ by rounding."""
+    """Only for the engine cluster. true: one process adds up all updates as the engine process does, bit for bit.
+    false: processes share the work and, if the method allows it, send only sums; results differ by rounding."""
 
     @field_validator("device")
     @classmethod
@@ -76,7 +76,7 @@ class Runtime(Section):
 
     @property
     def processes(self) -> int:
-        """`workers` as a number; for auto the most there may be."""
+        """`workers` as a number; for auto the maximum."""
         if self.workers != "auto":
             return self.workers
         most = cores() // self.threads
@@ -91,14 +91,14 @@ class Runtime(Section):
 
     @property
     def saved_every(self) -> int | None:
-        """`checkpoint_every` as a number; None where the time decides."""
+        """`checkpoint_every` as a number; None if the time decides."""
         if self.checkpoint_every != "auto":
             return self.checkpoint_every
         return 1 if self.engine == "flower" else None
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """`device` as names; the first does what is not shared among workers."""
+        """`device` as names; the first one does the work that workers do not share."""
         return (self.device,) if isinstance(self.device, str) else self.device
 
 
@@ -106,26 +106,26 @@ class Evaluation(Section):
     """Recipe section `evaluation`: the measurements after a round."""
 
     every: Count = 1
-    """Evaluate after every `every` rounds, and after the last; default 5 for peers without early_stopping and
+    """Evaluate every `every` rounds, and after the last. The default is 5 for peers without early_stopping and
     costly_every."""
     costly_every: Count | None = None
-    """Measure what takes long, such as odsF of edges, after every so many rounds, a multiple of `every`. It is always
-    measured after the last round and of the model that is kept; null: only then."""
+    """Measure slow metrics, such as odsF of edges, every this many rounds, a multiple of `every`. They are always
+    measured after the last round and for the model that is kept; null: only then."""
     splits: Annotated[tuple[Literal["val", "test"], ...], Field(min_length=1)] = ("val", "test")
-    """A split without examples, and a task without labels in it, are said; if nothing is left, the run is refused."""
+    """A note names a split without examples and a task without labels in it. If nothing is left, the run is refused."""
     models: Annotated[tuple[Literal["global", "personal", "trained"], ...], Field(min_length=1)] = (
         "global",
         "personal",
     )
-    """global: the server's model, where all clients have one. personal: what a client would use after the round, where
-    that differs. trained: the client's model straight after local training, before aggregation. One of the first two
-    must be there, for final numbers are theirs."""
+    """global: the server's model, if all clients share one. personal: the model that a client would use after the
+    round, if that differs. trained: the client's model after local training, before aggregation. One of the first two
+    is required, because the final numbers come from it."""
     batch_size: Count = 512
-    """Examples that are measured together, fewer where what a model computes of them may take more than 4 GB."""
+    """Examples per batch of the evaluation; fewer if a model might need more than 4 GB for them."""
     predictions: bool = True
-    """Keep, in the folder `predictions`, what the final models say of test data: confusion matrices, and the answers
-    to a few images, also those after evaluations 1, 2, 4, 8 and so on. What is counted comes from the last
-    measurement, so it costs next to nothing; changes no result."""
+    """Keep the final models' predictions on test data in the folder `predictions`: confusion matrices, and predictions
+    for a few images, also after evaluations 1, 2, 4, 8 and so on. The counts come from the last measurement, so they
+    cost next to nothing. Changes no result."""
 
     def _problems(self) -> Problems:
         if self.costly_every and self.costly_every % self.every:
@@ -144,41 +144,41 @@ class Evaluation(Section):
 class EarlyStopping(Section):
     """Stop when the clients' mean task-weighted validation loss has not improved for `patience` evaluations.
 
-    An improvement is score < best - min_delta; nan never improves (DFMTL thesis, section 6.1.3).
+    A loss improves if it is below best - min_delta; nan never improves (DFMTL thesis, section 6.1.3).
     """
 
     patience: Count
     min_delta: NonNegative = 0.0
     relative: bool = False
-    """True if min_delta is a share of the best score, as in the thesis' Table 6.3. Its release has it absolute."""
+    """true: min_delta is a share of the best loss, as in the thesis' Table 6.3. In its release it is absolute."""
     restore_best: bool = True
 
 
 class Privacy(Section):
-    """(epsilon, delta) differential privacy of clients: updates are clipped, noise is added, every round is charged.
+    """Client-level (epsilon, delta) differential privacy: clip updates, add noise, account for every round.
 
-    Protected is whether, and with which data, a client took part; not its number of examples, nor what is measured on
-    its data (docs/privacy.md).
+    This hides whether a client took part, and with which data. It does not hide the client's number of examples, nor
+    metrics on its data (docs/privacy.md).
     """
 
     unit: Literal["client"] = "client"
     """The unit whose presence is hidden: a client with all its examples."""
     clip: Positive
-    """Largest Euclidean norm of what a client sends in a round."""
+    """Largest Euclidean norm of the update that a client sends in a round."""
     noise: Positive | None = None
-    """Standard deviation of the noise in units of `clip`; null: the least that keeps all rounds within `epsilon`."""
+    """Standard deviation of the noise in units of `clip`; null: the smallest that keeps all rounds within `epsilon`."""
     epsilon: Positive | None = None
-    """Epsilon of all rounds together, to which `noise` is calibrated; null: `noise` is given."""
+    """Epsilon of all rounds together, to which `noise` is calibrated; null: `noise` is set."""
     delta: Annotated[float, Field(gt=0, lt=1)]
-    """Delta of all rounds together; less than one over the number of clients."""
+    """Delta of all rounds together; choose less than one over the number of clients."""
     trust: Literal["central", "local"] = "central"
     """central: clients trust the server, which adds noise to the sum. local: each client adds it to what it sends."""
     sampling: Literal["poisson", "fixed"] = "poisson"
-    """poisson: each client takes part by itself, with probability training.participation. fixed: always as many."""
+    """poisson: each client joins a round with probability training.participation. fixed: always as many."""
     accountant: Literal["pld", "rdp"] = "rdp"
-    """pld is tighter by about a tenth and takes about a second a round; rdp knows both kinds of sampling."""
+    """pld is tighter by about a tenth and takes about a second per round; rdp supports both kinds of sampling."""
     budget: Positive | None = None
-    """The run stops before the round with which epsilon would be more; null: `epsilon`, and without it no bound."""
+    """Stop before the round that would exceed this epsilon; null: `epsilon`, or no bound if that is null."""
 
     @model_validator(mode="before")
     @classmethod

@@ -206,7 +206,7 @@ class DataSection(Named):
 
 
 class PartitionSection(Named):
-    """Recipe section `partition`: which client holds which tasks and examples."""
+    """Recipe section `partition`: the tasks and examples of each client."""
 
     home = ("fedloom.data.partition", "PARTITIONERS")
     section = "partition"
@@ -214,7 +214,7 @@ class PartitionSection(Named):
 
 
 class ModelSection(Named):
-    """The encoder. `heads` says whether a client holds the heads of all tasks (one unified model) or its own only."""
+    """The encoder. `heads`: a client holds the heads of all tasks (all: a unified model) or of its own tasks (own)."""
 
     home = ("fedloom.models", "ENCODERS")
     section = "model"
@@ -224,19 +224,19 @@ class ModelSection(Named):
     weights: str | None = None
     """A file with the encoder's weights to start from (.safetensors, .pth), such as `fedloom study pretrain` writes."""
     start: str | None = None
-    """A run's folder, or a model.safetensors: begin with the model that all its clients share."""
+    """A run's folder, or a model.safetensors: start from the model that all clients of that run share."""
     inputs: Literal["data", "weights"] = "data"
-    """How images are normalised: as the data set does it, or as the images were that timm's weights were trained on."""
+    """Normalise images as the data set does (data), or as timm's weights expect them (weights)."""
     freeze: str | None = None
-    """A glob of parameters' names, such as encoder.*: these are never trained and never sent."""
+    """A glob of parameter names, such as encoder.*: these parameters are never trained and never sent."""
     frozen_statistics: bool = False
-    """Norm layers of the encoder keep the running statistics that they begin with, and use them in training too."""
+    """true: norm layers of the encoder keep their initial running statistics, and use them in training too."""
     lora: Lora | None = None
-    """Train low-rank factors beside the encoder's linear layers, which then stay as they are."""
+    """Train low-rank factors beside the encoder's linear layers, which are frozen."""
 
 
 class MethodSection(Named):
-    """The federated method and what is added to it. An add-on's name is short for FedAvg with this add-on."""
+    """The federated method and its add-ons. The name of an add-on alone is short for FedAvg with this add-on."""
 
     home = ("fedloom.methods", "METHODS")
     section = "method"
@@ -247,16 +247,16 @@ class MethodSection(Named):
     )
     """Add-on name -> its parameters, applied in this order."""
     weights: Literal["size", "declared", "uniform"] | None = None
-    """How much a client counts: by its number of examples as its answers say, or as was known before the run, which no
-    answer changes, or all alike; null: as the method has it."""
+    """The weight of a client: its number of examples as its updates claim (size) or as known before the run (declared),
+    or the same for all (uniform); null: as the method has it."""
     max_examples: Annotated[int, Field(ge=1)] | None = None
-    """Most examples that a client counts for, whatever it says; null: no bound."""
+    """The largest number of examples that a client may count for, whatever it claims; null: no bound."""
     buffers: Literal["mean", "local", "pooled"] | None = None
-    """The treatment of running statistics of norm layers; null: as the method has it."""
+    """Running statistics of norm layers: averaged, kept at the client, or pooled; null: as the method has it."""
     codec: str | None = Field(default=None, description="'raw', 'sparse', 'unified', package.module:name or null")
-    """How an update travels; null: as the method has it."""
+    """The encoding of updates; null: as the method has it."""
     python: str | None = None
-    """In the recipe of a run: the Method made in Python that took this section's place, and that resuming needs again.
+    """In the recipe of a run: the Method from Python that replaced this section. Resuming needs it again.
     """
 
     def holding(self, thing: Any, what: str) -> Self:
@@ -310,7 +310,7 @@ class MethodSection(Named):
 
 
 class GraphSection(Named):
-    """The graph: which peers receive from which; a new one is drawn every `every` rounds, or never for 0."""
+    """The graph: the peers from which each peer receives. A new one is drawn every `every` rounds; 0: never."""
 
     home = ("fedloom.methods.peers.graph", "TOPOLOGIES")
     section = "peers.graph"
@@ -319,7 +319,7 @@ class GraphSection(Named):
 
 
 class PeersSection(PeersBase):
-    """Learning without a server: peers choose among those that the graph lets them hear, and mix their models."""
+    """Learning without a server: each peer chooses among its neighbours in the graph, and mixes their models."""
 
     graph: GraphSection = Field(default_factory=lambda: GraphSection.model_validate("full"))
 
@@ -333,7 +333,7 @@ class PeersSection(PeersBase):
 
 
 class AttackSection(Named):
-    """Clients that are hostile, for trying out defences; no number of a run counts them."""
+    """Hostile clients, to test defences. The numbers of a run leave them out."""
 
     home = ("fedloom.methods.robust", "ATTACKS")
     section = "attack"
@@ -341,17 +341,17 @@ class AttackSection(Named):
     clients: Annotated[int, Field(ge=1)] | list[str] = Field(
         default=1, description="a number of clients, or a list of their names"
     )
-    """How many, drawn from the seed, or their names."""
+    """The number of hostile clients, drawn from the seed, or their names."""
 
 
 class Recipe(Section):
-    """Everything that determines a run. Equal recipes and equal versions give equal results."""
+    """All settings of a run. Equal recipes and equal versions give equal results."""
 
     name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     data: DataSection
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Task -> its options other than the data set's: loss weight, variants of the loss, metrics (ods, log, ...)."""
+    """Task -> options that replace the data set's: loss weight, variants of the loss, metrics (ods, log, ...)."""
     partition: PartitionSection
     model: ModelSection
     method: MethodSection

@@ -21,7 +21,7 @@ Cosine = Annotated[float, Field(ge=-1, le=1)]
 class SketchSection(Section):
     """Sketches of m numbers, 2 bytes each, in place of gradients and parameters of more than m numbers.
 
-    The default keeps 90 % of the three best of 99 candidates on real updates (docs/results/peers-growth.md).
+    The default finds 90 % of the three best of 99 candidates on real updates (docs/results/peers-growth.md).
     """
 
     m: Count = 2048
@@ -29,38 +29,38 @@ class SketchSection(Section):
 
 
 class Similarity(Section):
-    """The similarity by which a peer judges its candidates: a convex combination of signals, each a function of
+    """The similarity between a peer and its candidates: a convex combination of signals, each a function of
     `fedloom.peers`.
     """
 
     signals: dict[Signal, Positive] = Field(default={"gradient": 1.0}, min_length=1)
     """Signal -> weight (eq. 4.7): gradient, overlap, parameters, features, cross-loss or disparity."""
     gradient: Literal["update", "loss"] = "update"
-    """The vector of the signal `gradient`: the update of the round, which is free, or the gradient of the client's loss
-    over its training data (eq. 4.2), which costs one more pass."""
+    """The vector of the signal `gradient`: the update of the round (no extra cost), or the gradient of the client's
+    loss over its training data (eq. 4.2; one more pass)."""
     parameters: Literal["change", "model"] = "change"
-    """The vector of the signal `parameters`: the model less the initial one, or the model itself (section 6.2.2), of
-    which those that started alike are almost parallel whatever they learned."""
+    """The vector of the signal `parameters`: the model minus the initial one, or the model itself (section 6.2.2).
+    Models with the same start are almost parallel whatever they learned."""
     scale: Scale = "unit"
-    """unit: (cosine + 1) / 2. cosine: the cosine itself (eq. 4.3), so a conflicting peer has no soft weight (4.9). Of
-    gradients and parameters."""
+    """For gradients and parameters. unit: (cosine + 1) / 2. cosine: the cosine itself (eq. 4.3), so a conflicting peer
+    gets the soft weight 0 (4.9)."""
     cross_loss: LossRule = "exp"
     """exp: exp(-loss), of losses in units of the median candidate's. negative: -loss (eq. 4.6); soft weights then need
-    `normalise`. inverse: 1 / (loss + 0.01), as the release has it. These two take the client's loss as it is."""
+    `normalise`. inverse: 1 / (loss + 0.01), as the release has it. The last two use the client's loss as it is."""
     normalise: Normalise | dict[Signal, Normalise] = "none"
-    """The scale to which each signal is brought over a peer's candidates before signals are combined; signal -> scale
-    for a part of them."""
+    """The scale of each signal over a peer's candidates, before signals are combined; or signal -> scale for some of
+    them."""
     model: Literal["trained", "received"] = "trained"
-    """The model that signals describe: the one after local training, or the one that local training starts from."""
+    """The model that signals describe: after local training (trained), or before it (received)."""
     every: Count | dict[Signal, Count] = 1
-    """Peers judge each other every so many rounds; a peer that has not been judged is not chosen. Signal -> rounds: a
-    signal that is not named is sent in each round, and those of a round are combined."""
+    """Peers send signals every this many rounds. A peer without a similarity yet is not chosen. Signal -> rounds sets
+    this per signal; other signals are sent in each round, and the signals of a round are combined."""
     samples: Count | None = None
-    """The validation examples on which peers measure cross-loss and disparity; null: all."""
+    """The number of validation examples for cross-loss and disparity; null: all."""
     sketch: SketchSection | None = None
     release: bool = False
-    """True takes the values of the thesis' release, whatever else is given here: gradient update, scale unit,
-    cross_loss inverse, and min-max for cross-loss alone."""
+    """true: use the values of the thesis' release, whatever this section sets: gradient update, scale unit, cross_loss
+    inverse, and min-max for cross-loss only."""
 
     @model_validator(mode="before")
     @classmethod
@@ -85,7 +85,7 @@ class Similarity(Section):
             )
 
     def due(self, rounds: int) -> dict[str, float]:
-        """Return the signals, with their weights, that peers send so many rounds after the first."""
+        """Return the signals, with their weights, that peers send this many rounds after the first."""
         every = self.every if isinstance(self.every, dict) else dict.fromkeys(self.signals, self.every)
         return {signal: weight for signal, weight in self.signals.items() if rounds % every.get(signal, 1) == 0}
 
@@ -102,12 +102,12 @@ class Similarity(Section):
 
 
 class GroupsSection(Section):
-    """Groups of alike peers, which each peer works out from what it heard (DFMTL thesis, C2: hierarchical).
+    """Groups of similar peers, computed by each peer from the signals it received (DFMTL thesis, C2: hierarchical).
 
-    Spectral clustering makes `low` to `high` groups, the number with the best silhouette. A peer mixes with its own
-    group. With `fine` it mixes the encoder with all of the group, and all else only with members whose outputs on its
-    validation data are like its own: average linkage, up to a mean distance 1 - (cos + 1) / 2 of `fine`. With null it
-    mixes everything with all of the group.
+    Spectral clustering makes `low` to `high` groups: the number with the best silhouette. A peer mixes with its own
+    group. With `fine` it mixes the encoder with the whole group, and other parts only with members whose outputs on its
+    validation data resemble its own: average linkage, up to a mean distance 1 - (cos + 1) / 2 of `fine`. With null it
+    mixes everything with the whole group.
     """
 
     low: Annotated[int, Field(ge=2)] = 2
@@ -120,14 +120,14 @@ class GroupsSection(Section):
 
 
 class Choose(Section):
-    """The candidates that a peer asks: its group, those at least `threshold` similar, the `top` most similar, all."""
+    """A peer's choice of neighbours: its group, those at least `threshold` similar, the `top` most similar, or all."""
 
     top: Natural | None = None
     threshold: float | None = None
     groups: GroupsSection | None = None
     recency: Positive | None = None
-    """lambda of 1 - exp(-lambda t), by which similarities count in `top` and `threshold`, t being a peer's rounds since
-    it last chose the candidate; one that it never chose counts fully (PFedDST: Fan et al., 2025). Null: no factor."""
+    """lambda of the factor 1 - exp(-lambda t) on similarities in `top` and `threshold`, with t the rounds since the
+    peer last chose the candidate. The factor is 1 if it never did (PFedDST: Fan et al., 2025). null: no factor."""
 
     def _problems(self) -> Problems:
         if self.recency is not None and self.top is None and self.threshold is None:
@@ -135,11 +135,11 @@ class Choose(Section):
 
 
 class Weights(Section):
-    """The weights of models.
+    """The weights of the mixed models.
 
-    size: by examples; uniform: alike; soft: by similarity (eqs. 4.9-4.12, with eta = `step`); metropolis: by the
-    degrees in the graph, which keeps the mean of all models (D-PSGD). Without `include_self` the peer's own model does
-    not count, as in the thesis' release.
+    size: by examples; uniform: equal; soft: by similarity (eqs. 4.9-4.12, with eta = `step`); metropolis: by the
+    degrees in the graph, which preserves the mean of all models (D-PSGD). Without `include_self` the peer's own model
+    has no weight, as in the thesis' release.
     """
 
     kind: Literal["size", "uniform", "soft", "metropolis"] = "soft"
@@ -154,26 +154,26 @@ class Weights(Section):
 
 
 class Safeguards(Section):
-    """The safeguards of a conflict-averse mix, which keep it from exploding; they act in this order. null: none."""
+    """The safeguards that keep a conflict-averse mix from exploding, applied in this order. null: switched off."""
 
     nonfinite: Literal["leave-out"] | None = "leave-out"
-    """Layer 4: rows with nan or inf are left out, and where the solver has no finite answer, all rows count alike.
-    Without the own row the neighbours' are mixed; without any row the update is zero."""
+    """Layer 4: rows with nan or inf are left out; if the solver finds no finite solution, all rows count the same.
+    Without the peer's own row the neighbours' rows are mixed; without any row the update is zero."""
     normalise: Literal["own-norm", "unit-norm"] | None = None
-    """unit-norm: every row gets norm 1, so that no task counts more for the unit of its loss; what dense tasks needed
-    beside the layers, as the thesis has it (6.3.3). own-norm: every row gets the norm of the peer's own update (the
-    median of the others' if that is zero), which keeps the length of a step."""
+    """unit-norm: every row gets norm 1, so no task counts more because of the unit of its loss; the thesis needed it
+    for dense tasks beside the layers (6.3.3). own-norm: every row gets the norm of the peer's own update (the median of
+    the others if that is zero), which keeps the step length."""
     clip: Positive | None = 10.0
-    """Layer 1: rows longer than this are shortened to it. 10, later 5 in the thesis."""
+    """Layer 1: rows longer than this are shortened to it. The thesis has 10, later 5."""
     ridge: Positive | None = 1e-3
-    """Layer 2: lambda |w|^2 times the rows' mean square, added to |g_w|^2. It draws w to equal weights, and a g_w that
-    nearly vanishes is no longer blown up to full length."""
+    """Layer 2: lambda |w|^2 times the rows' mean square, added to |g_w|^2. It pulls w towards equal weights, and stops
+    the rescaling of a g_w that nearly vanishes."""
     bounds: tuple[float, float] | None = (0.0, 1.0)
     """Layer 3: weights are projected on low <= w <= high with sum 1."""
     ema: BelowOne | None = 0.9
     """Layer 5: w <- ema w_before + (1 - ema) w, over the rows that are there, with sum 1. 0.9 in the thesis."""
     clip_result: Positive | None = None
-    """The result is shortened to this norm. What the release does in place of layer 1, with 5."""
+    """The result is shortened to this norm. The release does this with 5, in place of layer 1."""
 
     def _problems(self) -> Problems:
         if self.bounds is not None and not 0 <= self.bounds[0] < self.bounds[1] <= 1:
@@ -188,12 +188,12 @@ class ConflictAverse(Section):
     add_own: bool = False
     safeguards: Safeguards = Safeguards()
     heads: Literal["mean", "averse"] = "mean"
-    """The parts that only some of the models have, such as heads of a task: mean, or averse: for each task apart, the
-    same mix of those that have it (figure 4.5 of the thesis: "HCA on scoped blocks")."""
+    """Parts that only some models have, such as the heads of a task. mean: their mean. averse: per task, the same mix
+    over the models that have it (figure 4.5 of the thesis: "HCA on scoped blocks")."""
 
 
 class AdaptiveScope(Section):
-    """When the adaptive scope narrows to the encoder (alignment of at least `enter`) and widens (below `leave`)."""
+    """Thresholds of the adaptive scope: encoder only from alignment `enter` on, the full model below `leave`."""
 
     enter: Cosine = 0.6
     leave: Cosine = 0.3
@@ -204,7 +204,7 @@ class AdaptiveScope(Section):
 
 
 class Warmup(Section):
-    """Before round `until`: the method's mean of all chosen models alike, in this scope (DFMTL thesis, eq. 4.20).
+    """The warm-up: before round `until` peers average the chosen models, in this scope (DFMTL thesis, eq. 4.20).
 
     Before round `alone` peers train alone and send nothing, as in the two to four phases of the thesis' section 6.2.2.
     """
@@ -222,7 +222,7 @@ class PeersBase(Section):
     """Everything but the graph."""
 
     mode: Literal["synchronous", "asynchronous"] = "synchronous"
-    """asynchronous: each trains at its own pace, as the scenario has it, and mixes what has come by then."""
+    """asynchronous: each peer trains at its own pace (see scenario), and mixes the models that have arrived by then."""
     similarity: Similarity = Similarity()
     choose: Choose = Choose()
     weights: Weights = Weights()
@@ -232,12 +232,12 @@ class PeersBase(Section):
     """null: models are mixed by the method's own aggregation."""
     warmup: Warmup | None = None
     rollback: Count | None = None
-    """A peer keeps its model every so many rounds, and goes on from it where training is not finite or a mix fails
-    (DFMTL thesis, section 6.2.2, four phases); null: from its model of the round before."""
+    """A peer stores its model every this many rounds, and returns to it if training is not finite or a mix fails (DFMTL
+    thesis, section 6.2.2, four phases); null: it returns to its model of the round before."""
     penalty: NonNegative = 0.0
     """mu of mu/2 |w - mean of the models of candidates that were not chosen|^2 in the local loss."""
     scenario: Scenario | None = None
-    """A network and its peers, or a YAML file with them; null: everybody is there, and nothing takes time."""
+    """A network and its peers, or a YAML file with them; null: all peers are present, and nothing takes time."""
     deadline: Positive | None = None
     """Simulated seconds after which a round ends. What comes later is dropped; asynchronously, it comes in a later one.
 

@@ -59,11 +59,11 @@ class Graph:
         return any((b, a) not in self.links for a, b in self.links)
 
     def senders(self, peer: str) -> tuple[str, ...]:
-        """Return whom a peer may hear, sorted: the candidates among which it chooses its neighbours."""
+        """Return the peers that a peer may hear, sorted: the candidates among which it chooses its neighbours."""
         return self._heard[peer]
 
     def receivers(self, peer: str) -> tuple[str, ...]:
-        """Return who may hear a peer, sorted."""
+        """Return the peers that may hear a peer, sorted."""
         return self._told[peer]
 
 
@@ -109,8 +109,8 @@ def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
 def metropolis(graph: Graph) -> Matrix:
     """Return Metropolis-Hastings weights W (N x N, in the order of `graph.peers`) for gossip averaging.
 
-    W_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours, W_ii takes the rest (Xiao, Boyd and Lall, IPSN 2005). W is
-    symmetric and doubly stochastic. Raises ValueError for a directed graph.
+    W_ij = 1 / (1 + max(deg_i, deg_j)) for neighbours; W_ii is the rest (Xiao, Boyd and Lall, IPSN 2005). W is symmetric
+    and doubly stochastic. Raises ValueError for a directed graph.
     """
     if graph.directed:
         raise ValueError("Metropolis weights need an undirected graph, found a link without its opposite")
@@ -133,15 +133,15 @@ def _must(fits: bool, text: str) -> None:
 
 @TOPOLOGIES.register("full")
 def full(peers: Names, seed: int) -> Any:
-    """Let every peer hear every other peer."""
+    """Link every peer to every other peer."""
     return _nx().complete_graph(len(peers))
 
 
 @TOPOLOGIES.register("ring")
 def ring(peers: Names, seed: int, *, hops: Count = 1, directed: bool = False) -> Any:
-    """Peers on a circle in the order of their names, each linked to those at most `hops` away.
+    """Put the peers on a circle in the order of their names, and link each to those at most `hops` away.
 
-    `directed`: everybody hears only those before it.
+    `directed`: each peer hears only those before it.
     """
     n = len(peers)
     _must(hops < n, f"topology 'ring': hops must be below the number of peers, {n}, found {hops}")
@@ -152,7 +152,7 @@ def ring(peers: Names, seed: int, *, hops: Count = 1, directed: bool = False) ->
 
 @TOPOLOGIES.register("torus")
 def torus(peers: Names, seed: int, *, rows: Annotated[int, Field(ge=2)] | None = None) -> Any:
-    """Return a grid that is closed in both directions; without `rows` as square as the number of peers allows.
+    """Build a grid that wraps around in both directions; without `rows` as square as the number of peers allows.
 
     Peers fill it row by row in the order of their names. The number of peers must be rows x columns with both at
     least 2; a row or column of 2 has a single link.
@@ -173,7 +173,7 @@ def torus(peers: Names, seed: int, *, rows: Annotated[int, Field(ge=2)] | None =
 
 @TOPOLOGIES.register("star")
 def star(peers: Names, seed: int) -> Any:
-    """Link the peer that comes first by name to all others, which are linked to it only."""
+    """Link the first peer by name to all others. These have no other links."""
     return _nx().star_graph(len(peers) - 1)
 
 
@@ -181,7 +181,7 @@ def star(peers: Names, seed: int) -> Any:
 def random_k(peers: Names, seed: int, *, k: Count = 3, directed: bool = True) -> Any:
     """Let each peer hear k others, chosen uniformly at random (the thesis' random topology with budget k, Figure 2.1).
 
-    `directed: false` makes every pick a link both ways, so that a peer has k or more.
+    `directed: false` makes each choice a link in both directions, so a peer has k or more links.
     """
     n = len(peers)
     _must(k < n, f"topology 'random-k': k must be below the number of peers, {n}, found {k}")
@@ -204,7 +204,7 @@ def small_world(peers: Names, seed: int, *, k: Annotated[int, Field(ge=2)] = 4, 
     """Return a ring in which everybody is linked to its k nearest (k even), each link moved elsewhere with
     probability p.
 
-    Drawn until it is connected, at most 100 times.
+    The graph is drawn until it is connected, at most 100 times.
     """
     n = len(peers)
     _must(k % 2 == 0 and k < n, f"topology 'small-world': k must be even and below the number of peers, {n}, found {k}")
@@ -236,9 +236,9 @@ def groups(peers: Names, seed: int, *, groups: Annotated[list[list[str]], Field(
 
 @TOPOLOGIES.register("edge-list")
 def edge_list(peers: Names, seed: int, *, file: str, directed: bool = False) -> Any:
-    """Links from a text file: two names a line, with `directed` sender then receiver; '#' starts a comment.
+    """Read links from a text file: two names per line (if `directed`, sender then receiver); '#' starts a comment.
 
-    Peers that the file does not name have no link.
+    Peers that the file does not name have no links.
     """
     try:
         lines = Path(file).expanduser().read_text("utf-8").splitlines()

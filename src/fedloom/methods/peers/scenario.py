@@ -26,7 +26,7 @@ Away = Annotated[
 
 
 class Presence(Section):
-    """When a peer is there: from round `joins` on, but for rounds first <= r < back of each (first, back) in `away`."""
+    """The presence of a peer: from round `joins` on, except first <= r < back for each (first, back) in `away`."""
 
     joins: Count = 1
     away: tuple[Away, ...] = ()
@@ -41,12 +41,12 @@ class Presence(Section):
             last = back
 
     def there(self, round: int) -> bool:
-        """Return whether the peer is there in a round (from 1)."""
+        """Return whether the peer is present in a round (counted from 1)."""
         return round >= self.joins and not any(a <= round and (b is None or round < b) for a, b in self.away)
 
 
 class Link(Section):
-    """Links from `sender` to `receiver`, '*' for all; what is null is as in the scenario."""
+    """Links from `sender` to `receiver`, '*' for all; null means the scenario's value."""
 
     sender: str = "*"
     receiver: str = "*"
@@ -59,7 +59,7 @@ class Link(Section):
 
 
 class Stragglers(Section):
-    """Peers that train `slowdown` times as long: each with probability `share`, for good or drawn anew every round."""
+    """Peers that train `slowdown` times as long: each with probability `share`, drawn once or every round."""
 
     share: BelowOne = 0.0
     slowdown: Annotated[float, Field(ge=1)] = 5.0
@@ -67,9 +67,9 @@ class Stragglers(Section):
 
 
 class Scenario(Section):
-    """A network that can be replayed from its seed. Rounds count from 1; without settings everything is instantaneous.
+    """A simulated network, replayable from its seed. Rounds count from 1; by default everything is instantaneous.
 
-    Equal scenarios answer alike on every machine and in any order of questions.
+    Equal scenarios give equal results on every machine, in any order of calls.
     """
 
     seed: Natural = 0
@@ -93,7 +93,7 @@ class Scenario(Section):
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any]) -> Scenario:
-        """Load a scenario from a YAML file or a mapping. One RecipeError reports all problems, a line for each."""
+        """Load a scenario from a YAML file or a mapping. One RecipeError reports all problems, one per line."""
         fields = ", ".join(Scenario.model_fields)
         where = "the mapping" if isinstance(source, Mapping) else str(source)
         try:
@@ -109,7 +109,7 @@ class Scenario(Section):
         return to_yaml(self.model_dump(mode="json"))
 
     def check(self, peers: Sequence[str]) -> None:
-        """Raise RecipeError for a peer that is named here but does not exist."""
+        """Raise RecipeError if the scenario names a peer that does not exist."""
         ends = [name for link in self.links for name in (link.sender, link.receiver) if name != "*"]
         for where, names in (("churn", self.churn), ("speeds", self.speeds), ("links", ends)):
             for name in names:
@@ -117,7 +117,7 @@ class Scenario(Section):
                     raise RecipeError(f"scenario.{where}: no peer {name!r}.{nearest(name, peers)}")
 
     def alive(self, peers: Sequence[str], round: int) -> tuple[str, ...]:
-        """Return the peers that are there in a round, sorted."""
+        """Return the peers that are present in a round, sorted."""
         return tuple(
             peer
             for peer in sorted(peers)
@@ -126,16 +126,16 @@ class Scenario(Section):
         )
 
     def lost(self, round: int, sender: str, receiver: str, attempt: int = 0) -> bool:
-        """Return whether a message is lost. Each attempt to send it again has its own answer."""
+        """Return whether a message is lost. Each attempt to send it is drawn anew."""
         return self._happens(self._link("loss", sender, receiver), "loss", round, sender, receiver, attempt)
 
     def delay(self, nbytes: float, sender: str, receiver: str) -> float:
-        """Return seconds that a message of so many bytes takes: latency + 8 bytes / bandwidth."""
+        """Return the seconds that a message takes: latency + 8 bytes / bandwidth."""
         bandwidth = self._link("bandwidth", sender, receiver)
         return float(self._link("latency", sender, receiver) + (8 * nbytes / bandwidth if bandwidth else 0.0))
 
     def training(self, steps: float, peer: str, round: int) -> float:
-        """Return seconds that so many local steps take."""
+        """Return the seconds that local steps take."""
         speed = self.speeds.get(peer, self.speed)
         return 0.0 if speed is None else steps / speed * (self.stragglers.slowdown if self.slow(peer, round) else 1.0)
 
@@ -165,9 +165,9 @@ class Timing:
     """The course of a synchronous round; seconds since the start of the run.
 
     end       when the next round begins
-    arrivals  (sender, receiver) -> when that message was there, also if late; no entry for lost ones
-    late      messages that were not there at the deadline: the receivers mix without them
-    slow      peers that were still training at the deadline; all that they send is late
+    arrivals (sender, receiver) -> the time at which the message arrived, also if late; no entry for lost ones
+    late messages that arrived after the deadline: the receivers mix without them
+    slow peers that were still training at the deadline; all of their messages are late
     """
 
     start: float
@@ -182,8 +182,8 @@ def synchronous(
 ) -> Timing:
     """Return a round in which all peers train (peer -> seconds), then send (sender, receiver -> seconds), then mix.
 
-    Links work side by side. The round ends when all messages are done, or at the `deadline`. Raises ValueError for a
-    negative time, a sender that does not train, and what never arrives without a deadline.
+    Links work in parallel. The round ends when all messages have arrived, or at the `deadline`. Raises ValueError for a
+    negative time, for a sender that does not train, and, without a deadline, for a message that never arrives.
     """
     if deadline is not None and not deadline > 0:
         raise ValueError(f"deadline: expected a number of seconds above 0, found {deadline}")
@@ -208,7 +208,7 @@ def synchronous(
 
 @dataclass(frozen=True, order=True)
 class Arrival:
-    """An event at a peer: a message has come or, where it is the sender itself, its training has ended."""
+    """An event at a peer: a message has arrived or, if the peer is the sender itself, its training has ended."""
 
     time: float
     receiver: str
@@ -221,7 +221,7 @@ class Arrival:
 class Events:
     """Asynchronous events in the order of their times: a priority queue, and the time of the event last taken.
 
-    Events of the same time are ordered by (receiver, sender, number), whichever pair's event was put in first.
+    Events with the same time are ordered by (receiver, sender, number), not by insertion.
     """
 
     def __init__(self, now: float = 0.0) -> None:
@@ -233,7 +233,7 @@ class Events:
         return len(self._heap)
 
     def put(self, after: float, sender: str, receiver: str, item: Any = None) -> Arrival:
-        """Return an event of `sender` at `receiver` in `after` seconds. Raises ValueError unless finite and >= 0."""
+        """Add an event of `sender` at `receiver` in `after` seconds. Raises ValueError unless finite and >= 0."""
         if not 0 <= after < math.inf:
             raise ValueError(f"{sender!r} to {receiver!r}: expected finite seconds >= 0, found {after}")
         number = self._count.get((sender, receiver), 0)
@@ -244,17 +244,17 @@ class Events:
 
     @property
     def next(self) -> float:
-        """Time of the next event; infinite where there is none."""
+        """Time of the next event; infinite if there is none."""
         return self._heap[0].time if self._heap else math.inf
 
     def wait(self, until: float) -> None:
-        """Move the clock on to `until`. Raises ValueError where an event is earlier."""
+        """Move the clock forward to `until`. Raises ValueError if an event is earlier."""
         if until > self.next:
             raise ValueError(f"an event at {self.next} comes before {until}")
         self.now = max(self.now, until)
 
     def take(self) -> Arrival:
-        """Take the next event, and move the clock to its time. Raises IndexError where there is none."""
+        """Remove and return the next event, and move the clock to its time. Raises IndexError if there is none."""
         if not self._heap:
             raise IndexError("no event is left")
         arrival = heapq.heappop(self._heap)

@@ -209,7 +209,7 @@ def scaled(*, factor: Positive = 100.0) -> Attack:
 
 @ATTACKS.register("gaussian")
 def gaussian(*, factor: Positive = 10.0) -> Attack:
-    """Send noise of factor times the update's norm in the update's place."""
+    """Send noise instead of the update, with factor times its norm."""
     return _hostile().Noise(factor)
 
 
@@ -221,49 +221,49 @@ def huge(*, value: Annotated[float, Field(gt=0, le=3e38)] = 1e30) -> Attack:
 
 @ATTACKS.register("replay")
 def replay() -> Attack:
-    """Send the first update again and again."""
+    """Send the update of the first round in every round."""
     return _hostile().Replay()
 
 
 @ATTACKS.register("fake")
 def fake(*, n: Count = 1_000_000, factor: Positive = 1000.0) -> Attack:
-    """Send -1 times the update as that of n examples, and all numbers beside it (extras) times factor."""
+    """Send -1 times the update, claim n examples, and multiply all extra values by factor."""
     return _hostile().Fake(n, factor)
 
 
 @ATTACKS.register("drop-out")
 def drop_out() -> Attack:
-    """Take part, and send nothing."""
+    """Take part in rounds, but send nothing."""
     return _hostile().Silent()
 
 
 @ATTACKS.register("label-flip")
 def label_flip() -> Attack:
-    """Train on wrong labels: class C - 1 - y in the place of y."""
+    """Train on wrong labels: class C - 1 - y instead of y."""
     return _hostile().FlippedLabels()
 
 
 @ATTACKS.register("ipm", source="Xie, Koyejo, Gupta, UAI 2019")
 def ipm(*, factor: Positive = 2.0) -> Attack:
-    """Inner-product manipulation: -factor times the mean of the honest updates. Knows the honest updates."""
+    """Send -factor times the mean of the honest updates (inner-product manipulation). Knows the honest updates."""
     return _hostile().InnerProduct(factor)
 
 
 @ATTACKS.register("alie", source="Baruch, Baruch, Goldberg, NeurIPS 2019")
 def alie(*, factor: Positive | None = None) -> Attack:
-    """Send a little that is enough: mean - factor * standard deviation of the honest updates, coordinate by coordinate.
+    """Send mean - factor * standard deviation of the honest updates, per coordinate ("a little is enough").
 
     Without a factor the paper's z: the largest at which more honest updates lie further away than a majority needs. It
-    follows from the size of a group, and is refused where it is 0. Knows the honest updates.
+    follows from the size of a group; 0 is refused. Knows the honest updates.
     """
     return _hostile().LittleIsEnough(factor)
 
 
 @ATTACKS.register("mimic", source="Karimireddy, He, Jaggi, ICLR 2022")
 def mimic() -> Attack:
-    """All copy one honest client in all rounds, so that what it alone learns counts too much. Knows the honest updates.
+    """Copy one honest client in all rounds, so that its update counts too much. Knows the honest updates.
 
-    It is the client whose update in the first round reaches furthest along the direction of the largest variance. In
-    rounds without its update each sends its own.
+    All attackers copy the client whose first update reaches furthest along the direction of the largest variance. In
+    rounds without that client each sends its own update.
     """
     return _hostile().Mimic()
