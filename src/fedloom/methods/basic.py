@@ -28,8 +28,8 @@ def fedavg() -> m.Method:
 
     u = sum_k p_k Delta_k, theta+ = theta + u, with p_k proportional to a client's examples (or uniform).
 
-    In a unified model, in which every client holds the heads of all tasks, a head's update is divided by all
-    clients although only those with the task changed it; the stage SupportMean is the control for that.
+    In a unified model every client holds the heads of all tasks. A head's update is then divided by the number of all
+    clients, although only those with the task changed it; the add-on support-mean is the control for that.
     """
     return m.Method(name="fedavg")
 
@@ -48,17 +48,17 @@ def fedprox(*, mu: NonNegative = 0.01) -> m.Method:
 def separate() -> m.Method:
     """Run one FedAvg per task: a whole model per task, averaged among the clients that hold it.
 
-    What sharing between tasks adds is what other methods gain over this one. A client with k tasks trains k models one
-    after another, each from its task's model on the examples of that task, and sends k updates; theta_t+ is the
-    weighted mean of the trained models of task t, running statistics included. At peers it runs where
-    `weights.kind` is `size` or `uniform` and `scope` is `full`.
+    The gain of another method over this one is the gain from sharing between tasks. A client with k tasks trains k
+    models in turn, each from its task's model on the examples of that task, and sends k updates; theta_t+ is the
+    weighted mean of the trained models of task t, running statistics included. At peers it runs where `weights.kind` is
+    `size` or `uniform` and `scope` is `full`.
     """
     return m.Method(name="separate", stage=stages.TaskMeans(), turn=m.EachTask())
 
 
 @m.METHODS.register("simple")
 def simple() -> m.Method:
-    """Train a linear model of the raw inputs at every client alone: what a network should at least beat.
+    """Train a linear model on the raw inputs at every client alone; a network should at least beat it.
 
     Logistic regression for classes, ridge regression for numbers (with `training.optimizer.weight_decay`), trained by
     the recipe's optimiser in place of the recipe's model. Refused for tasks of images (dense) and for tokens.
@@ -72,10 +72,10 @@ def simple() -> m.Method:
 def constant() -> m.Method:
     """Predict the mean of the training labels, whatever the input; a trained model should at least beat it.
 
-    Classes: their shares among the labels, pixel by pixel where labels are maps, so the answer is the most frequent
-    one; edges and saliency: the share of positives at each pixel; depth, normals and numbers: the mean.
+    Classes: their shares among the labels (per pixel if labels are maps), so the prediction is the most frequent class;
+    edges and saliency: the share of positives at each pixel; depth, normals and numbers: the mean.
 
-    The labels are those that the clients hold, all in one place. There is no network; `training` says nothing.
+    The labels are those of all clients, in one place. There is no network, and `training` has no effect.
     """
     from fedloom.models.changes import ConstantAnswers
 
@@ -86,10 +86,10 @@ def constant() -> m.Method:
 def centralised(*, by: Literal["all", "task"] = "all") -> m.Method:
     """Train one multi-task model on all clients' examples in one place: an upper reference for collaboration.
 
-    The examples have the labels that some client holds. A round makes as many steps as the largest client does and
-    passes over all examples as often, so its batches are larger than the recipe's: as many times as there are more
-    examples than the largest client has. Nothing is sent. With `by: task` each task has a model of its own, trained on
-    the examples of all who hold it.
+    The examples have the labels that some client holds. A round has as many steps as the largest client and as many
+    passes over the examples. Its batches are therefore larger than the recipe's, by the ratio of all examples to those
+    of the largest client. Nothing is sent. With `by: task` each task has its own model, trained on the examples of all
+    clients that hold it.
     """
     if by == "task":
         return m.Method(

@@ -97,9 +97,9 @@ def sharing(share: Shared, name: str, stage: Any, *local: Any, **more: Any) -> M
     return Method(name=name, local=local, stage=stage, private=private, buffers="local", **more)
 
 
-REPLACES = """`feddea` acts at the client, so before it; list pcgrad and gradvac before it. Refused with rules that set
-weights of coordinates (heal), which it would not read, and with methods that have no plain mean to replace (local
-training, a mean already replaced)."""
+REPLACES = """`feddea` acts at the client, hence before this add-on; list pcgrad and gradvac before it, too. Refused
+with rules that set weights per coordinate (heal), which it would ignore, and with methods that have no plain mean to
+replace (local training, or another add-on has replaced it)."""
 """The end of the pages of add-ons that replace the mean by something else."""
 
 CODECS = Registry("codec", "fedloom.codecs", ("fedloom.core.codecs:Codec",))

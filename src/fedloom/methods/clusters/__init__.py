@@ -30,7 +30,7 @@ def cfl(
     linkage: Literal["single", "complete"] = "single",
     share: Shared = "everything",
 ) -> m.Method:
-    """Run FedAvg per cluster; split a cluster whose mean update is short although its members' are long.
+    """Run FedAvg per cluster; split a cluster if its mean update is short but its members' updates are long.
 
     From round `start` + 1 on, for each cluster of more than two members:
     |sum_k p_k Delta_k| < eps1 r  and  max_k |Delta_k| > eps2 r  ->  the two parts with the smallest largest similarity
@@ -111,7 +111,7 @@ def rr_cluster(
     theta_j <- theta_j + sum_{k counted in j} p_k Delta_k, Delta_k from the model that k chose
 
     So noise that hides one client of a cluster's mean need not hide one of fewer than B, at the price of updates that
-    were made elsewhere. The parameters are ifca's, and so is all that is not said here.
+    were made elsewhere. The parameters, and everything else, are those of ifca.
 
     paper    an add-on to federated clustering with client-level differential privacy: random rebalancing of assignments
              to a minimum size B, with noise on the updates and on what clients are assigned by; read in its abstract
@@ -124,8 +124,8 @@ def rr_cluster(
     #{k: j_k = j} + z / sqrt(0.1) g theta_j <- theta_j + (sum_{k counted in j} clip(Delta_k) + z c / sqrt(0.9) g) / m_j
     Clients are lent by draws of their own, with probabilities that follow from the sizes s alone, so that a client more
     moves no other; m_j >= B is the size then expected. So the noise of a mean is at most z c / (B sqrt(0.9)), and B
-    holds on average only. Protected is what all models together tell of a client. Who uses which is not: the server,
-    which is trusted, and the run folder know it. `trust: local` is refused, because clients send their choice.
+    holds on average only. This protects a client in all models together, but not its choice of a model: the trusted
+    server and the run folder contain that. `trust: local` is refused, because clients send their choice.
 
     Fewer than B x clusters participants fill as many clusters as they can; a federation that never has as many, or a
     peer that never hears as many, is refused. B = 1 only keeps models that nobody chose from resting; where all
@@ -146,7 +146,7 @@ def fedsoft(
     noise: NonNegative = 1.0,
     share: Shared = "everything",
 ) -> m.Method:
-    """Pull each client's own model to C cluster models, to each by the share of data that it fits best.
+    """Pull each client's own model towards C cluster models, each by the share of the client's data that it fits best.
 
     u_ks = share of client k's training examples for which c_s has the smallest loss of all, at least `floor`;
     client: loss + lam/2 sum_s u_ks |w - c_s|^2, from its own model of the last round;
@@ -174,7 +174,7 @@ def fedsoft(
 def fedspd(
     *, clusters: Count = 2, least: Count = 10, tune: Natural = 5, noise: NonNegative = 1.0, share: Shared = "everything"
 ) -> m.Method:
-    """Cluster examples, not clients: a client trains one of C models per round, on the examples that it fits.
+    """Cluster examples, not clients: a client trains one of C models per round, on the examples that this model fits.
 
     s(x) = argmin_s loss(x; c_s) for each training example x of client k;  u_ks = share of them with s(x) = s;
     client k draws s_k, trains c_s on {x: s(x) = s_k};  c_s <- mean of what those with s_k = s trained;
@@ -207,7 +207,7 @@ def fedmerge(
     noise: NonNegative = 1.0,
     share: Shared = "everything",
 ) -> m.Method:
-    """Send each client a mix of C models of the server, by weights of its own, which the server learns.
+    """Send each client its own mix of the server's C models, with weights that the server learns.
 
     m_k = sum_j w_kj theta_j,  w_k = softmax(v_k), v_k = 0 at first;  client k trains m_k, with loss + mu/2 |w - m_k|^2
     v_kj <- v_kj - step s_kj / max |s|,  s_kj = p_k w_kj <theta_j - m_k, -Delta_k>, over all participants and models
@@ -245,7 +245,7 @@ def fedsta(*, every: Count | None = None) -> m.Method:
     here     as FedHCA2's supplement adapts it (`every: null`, the default): the encoder is the body and is averaged,
              uniformly; there is no first part. Heads go with their decoders
 
-    With `every: null` this is FedPer with uniform weights, and FedBABU except for its frozen heads: say so in tables.
+    With `every: null` this is FedPer with uniform weights, and FedBABU without its frozen heads: state this in tables.
     Decoders of a task that only one client has are never averaged. A client that is absent when decoders are averaged
     keeps its own. Encoder buffers (batch norm) are averaged. With `every` set, decoders travel in each round, and
     FedDEA's rho counts them; add-ons at the server (pcgrad, cagrad, heal, ...) act on the encoder only.
@@ -294,7 +294,7 @@ class HistoryAttentionSettings:
 
 @m.METHODS.register("fedbone", source="emulated, after Chen et al., JCST 2024")
 def fedbone(history: stages.HistoryAttention) -> m.Method:
-    """Emulated: updates that agree with past ones count more, conflicts are projected away, then the mean.
+    """Emulate FedBone: weigh updates by agreement with past ones, project conflicts away, then average.
 
     a_k = softmax_k(cos(Delta_k, H) / temperature);  rows K a_k Delta_k -> PCGrad -> u = sum_k p_k rows_k;
     H <- beta H + (1 - beta) u, an exponential mean of past u. In round 1, a_k = 1/K. Decoders and heads never leave a

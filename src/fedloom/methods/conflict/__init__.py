@@ -8,14 +8,14 @@ from fedloom import stages, training
 from fedloom.core.settings.section import BelowOne, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
 
-COMBINES = f"""Acts at the server, over everything that the method shares. No state. Columns that only some clients have
-are a problem of their own, among these clients.
+COMBINES = f"""Acts at the server, on all shared parameters. No state. Columns that only some clients have form a
+separate problem, solved among these clients.
 
 {m.REPLACES}"""
-PROJECTS = """Acts at the server, over everything that the method shares; nothing more is sent, and the method's
-weights stay as they are. The order is drawn per client and round from the run's seed. Zero rows are skipped. One
-participant gives the method's own result, bit for bit. `feddea` acts at the client, so rows are compared after it.
-Refused with local training, which shares nothing."""
+PROJECTS = """Acts at the server, on all shared parameters. It sends nothing more, and keeps the method's weights. The
+order is drawn per client and round from the run's seed. Zero rows are skipped. One participant gives the method's own
+result, bit for bit. `feddea` acts at the client, so rows are compared after it. Refused with local training, which
+shares nothing."""
 
 
 @parameters("fedloom.methods.conflict.aggregation:PCGrad")
@@ -81,7 +81,7 @@ class CAGradSettings:
 
 @m.ADDONS.register("cagrad", source="CAGrad: Liu et al., NeurIPS 2021", note=COMBINES)
 def cagrad(method: m.Method, rule: stages.CAGrad) -> m.Method:
-    """Replace the mean by the direction near it that is best for the client it serves worst.
+    """Replace the mean by the nearby direction that is best for the worst-off client.
 
     g_0 = sum_k p_k Delta_k,  g_w = sum_k w_k Delta_k,  phi = c |g_0|
     w* = argmin <g_w, g_0> + phi |g_w|  over w >= 0, sum w = 1;   u = (g_0 + phi g_w* / |g_w*|) / s
@@ -107,20 +107,20 @@ class MinNormSettings:
 
 @m.ADDONS.register("min-norm", source="MGDA: Désidéri 2012; on unit rows FDSE: Wang et al., CVPR 2025", note=COMBINES)
 def min_norm(method: m.Method, rule: stages.MinNorm) -> m.Method:
-    """Replace the mean by the shortest convex combination of the updates, made unit vectors and rescaled.
+    """Replace the mean by the shortest convex combination of the unit updates, times their mean norm.
 
     r_k = Delta_k / |Delta_k|;  w* = argmin |sum_k w_k r_k| over w >= 0, sum w = 1;
     u = m sum_k w*_k r_k with m the mean of |Delta_k| over the clients.
     With `unit: false` plain MGDA: r_k = Delta_k and m = 1.
 
-    u has a non-negative inner product with every update, and is short if updates pull apart. Weights play no part.
+    u has a non-negative inner product with every update, and is short if updates conflict. Weights are not used.
 
     paper    FDSE: unit rows times the mean norm, per tensor and for its shared layers only; MGDA: rows as they are, on
              the gradients of each step
     release  FDSE: as its paper
     here     over the whole vector of shared parameters; exact but for round-off at any scale
 
-    Equal updates give the update, opposite ones no step. Zero updates are left out, in the mean norm too. On unit rows
+    Equal updates give the update, opposite ones no step. Zero updates are left out, also of the mean norm. On unit rows
     FedDEA's factor 1/rho is left in the mean norm only.
     """
     return method.combined_by(rule)
@@ -128,7 +128,7 @@ def min_norm(method: m.Method, rule: stages.MinNorm) -> m.Method:
 
 @m.ADDONS.register("config", source="ConFIG: Liu, Chu, Thuerey, ICLR 2025", note=COMBINES)
 def config(method: m.Method) -> m.Method:
-    """Replace the mean by the direction that has the same angle to every update, as long as the mean reaches along it.
+    """Replace the mean by its projection onto the direction that has the same angle to every update.
 
     r_k = Delta_k / |Delta_k|;  v = pinv(R) 1, so that <r_k, v> is the same for all k;  g_0 = sum_k p_k Delta_k
     u = <g_0, v> v / |v|^2, from the Gram matrix, C = R R' and v = R' pinv(C) 1, in float64.
@@ -151,7 +151,7 @@ def config(method: m.Method) -> m.Method:
     "upgrad", source="UPGrad: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, 2024", note=COMBINES
 )
 def upgrad(method: m.Method) -> m.Method:
-    """Replace the mean by the mean of the updates after each was projected onto the cone that conflicts with nobody.
+    """Replace the mean: project each update onto the cone of directions that conflict with no client, then average.
 
     C = {x : <Delta_k, x> >= 0 for all k};  u = sum_k p_k proj_C(Delta_k)
     In Gram space proj_C(Delta_k) = sum_j w_j Delta_j with w = argmin w' G w over w >= e_k (componentwise).
@@ -195,13 +195,13 @@ class AlignedMTLSettings:
 
 @m.ADDONS.register("aligned-mtl", source="Aligned-MTL: Senushkin et al., CVPR 2023", note=COMBINES)
 def aligned_mtl(method: m.Method, rule: stages.AlignedMTL) -> m.Method:
-    """Replace the mean by the mean of the updates after their matrix was given equal singular values.
+    """Replace the mean: give the matrix of the updates equal singular values, then average.
 
     G = V diag(s^2) V';  B = sigma V diag(1/s) V';  u = sum_k (B p)_k Delta_k
     over the singular values s of D that are not zero; sigma is the smallest of them (`scale: min`), the root of the
     median of s^2 (`median`) or of its mean (`rmse`).
 
-    So the step is as long along what only one client wants as along what all want. Needs the extra `methods`.
+    So the step is equally long in a direction that only one client wants. Needs the extra `methods`.
 
     paper    sigma is the smallest singular value, p_k = 1/K, on the gradients of each step
     release  TorchJD, which is what computes here
@@ -217,7 +217,7 @@ def aligned_mtl(method: m.Method, rule: stages.AlignedMTL) -> m.Method:
     "imtl-g", source="IMTL-G: Liu et al., Towards Impartial Multi-Task Learning, ICLR 2021", note=COMBINES
 )
 def imtl_g(method: m.Method) -> m.Method:
-    """Replace the mean by the combination of the updates that reaches equally far along each of them.
+    """Replace the mean by the combination of the updates whose projections onto all updates are equal.
 
     u = sum_k w_k Delta_k,  sum_k w_k = 1,  <u, Delta_k> / |Delta_k| the same for all k
     In Gram space w = pinv(G) n, divided by its sum, with n_k = |Delta_k|. Needs the extra `methods`.
@@ -285,9 +285,10 @@ def famo(method: m.Method, rule: stages.LossWeights) -> m.Method:
              method's (its number of examples). Losses below 1e-8 count as 1e-8
 
     Weights are inverse to losses even at step = 0: the mean of updates as if each client had trained log l_k. A client
-    that claims a tiny loss gains nearly all weight, so this is not for clients that may lie. One participant gives the
-    method's own result. Refused with learned weights (fedga) and without a mean that reads weights (local training,
-    mixing). feddea and pcgrad change rows, this weighs them. With heal: use `heal: {weights: multiply}` after it.
+    that reports a tiny loss gains nearly all weight, so do not use this with clients that may lie. One participant
+    gives the method's own result. Refused with learned weights (fedga) and without a mean that reads weights (local
+    training, mixing). feddea and pcgrad change rows, this weighs them. With heal: use `heal: {weights: multiply}` after
+    it.
 
     Couples tasks by design: weights compare the losses of all clients.
     """
@@ -304,7 +305,7 @@ class GapWeightsSettings:
 
 @m.METHODS.register("fedga", source="Zhang et al., CVPR 2023")
 def fedga(rule: stages.GapWeights) -> m.Method:
-    """Give weight to clients that aggregation hurts.
+    """Give more weight to clients whose loss rises by aggregation.
 
     gap_k = loss_k(global model) - loss_k(trained model of client k) on k's validation data;
     a_k <- a_k + (gap_k / max_j |gap_j|) step_t / K, cut to [floor, 1], made to sum to 1; step_t = step (1 - (t-1)/R).

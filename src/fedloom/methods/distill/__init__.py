@@ -19,7 +19,7 @@ class ConditionalDistillationSettings:
 
 @m.METHODS.register("condistfl", source="ConDistFL: Wang et al., 2023 (arXiv 2308.04070) and 2024 (arXiv 2412.18833)")
 def condistfl(rule: training.ConditionalDistillation) -> m.Method:
-    r"""Distil the received model where a client's labels are silent: sites that label only some classes or organs.
+    r"""Distil the received model for classes that a client does not label (for sites that label only some organs).
 
     At a client that labels the classes $F$, $S$ is all others, the background 0 among them. Its masks have one label
     for all of $S$, and its loss is marginal: $-\log \sum_{c \in S} p_c$ there, $-\log p_y$ elsewhere. To this comes
@@ -29,7 +29,7 @@ def condistfl(rule: training.ConditionalDistillation) -> m.Method:
     over the batch's pixels that are labelled $S$ and that the received model puts into $S$. So $q$ is the probability
     of a group given that the class is none of the client's. The server is FedAvg.
 
-    paper    as above; the texts were read in abstracts and excerpts only, so numbers are the release's
+    paper as above; only abstracts and excerpts could be read, so numbers are the release's
     release  T = 2; lambda grows from 0.01 to 1 evenly over the rounds; an organ and its tumour are one group where
              neither is labelled; the supervised loss is Dice + cross entropy, of four depths; 1e-5 in denominators
     here     the supervised loss is the task's own, made marginal; lambda grows from lam/100 to lam over the client's
@@ -57,7 +57,7 @@ class DigestSettings:
     order=("public", "digest_epochs", "digest_batch_size", "distance"),
 )
 def fedmd(*, public: FixedCount = 100, rule: training.Digest) -> m.Method:
-    r"""Share predictions on a public set in place of parameters, so that clients' models may differ.
+    r"""Share predictions on a public set instead of parameters, so that clients' models may differ.
 
     Each round a client first digests: it trains towards the consensus, for `digest_epochs` passes over the public
     inputs $x_i$ on the mean of $|f_k(x_i) - \bar f(x_i)|$ over inputs and outputs. Then it revisits: it trains on its

@@ -61,7 +61,7 @@ def fedopt(
 
 @m.METHODS.register("fedacg", source="Kim, Kim, Han, CVPR 2024")
 def fedacg(*, lam: BelowOne = 0.85, beta: NonNegative = 1e-3) -> m.Method:
-    """Clients start from a lookahead, theta + lam m, and are held near it; m is the server's momentum.
+    """Start clients from a lookahead, theta + lam m, and keep them near it; m is the server's momentum.
 
     la = theta + lam m is sent;  local loss + beta |y - la|^2;  u = mean_k Delta_k with Delta_k = y_k - la;
     m <- lam m + u;  theta <- theta + m, which is the mean of the clients' models. One vector is sent, as in FedAvg.
@@ -91,7 +91,7 @@ class NormaliseStepsSettings:
 
 @m.METHODS.register("fednova", source="Wang et al., NeurIPS 2020")
 def fednova(*, mu: NonNegative = 0.0, normalise: stages.NormaliseSteps) -> m.Method:
-    """Normalise updates by local steps, so that clients with more steps do not pull the optimum to themselves.
+    """Normalise updates by local steps, so that clients with more steps do not pull the optimum towards them.
 
     u = tau_eff sum_k p_k Delta_k / a_k, tau_eff = sum_k p_k a_k, both over the rows that have a block. a_k is the sum
     of the weights with which the local gradients enter Delta_k: tau_k for plain SGD, with momentum r
@@ -147,7 +147,7 @@ class DualSettings:
 
 @m.METHODS.register("feddyn", source="Acar et al., ICLR 2021")
 def feddyn(rule: training.Dual) -> m.Method:
-    """Add a quadratic and a linear term, with which local optima agree with the global one.
+    """Add a quadratic and a linear term to the local loss, so that local optima agree with the global one.
 
     Client: loss + alpha <y, h_k> + (alpha/2) |y - base|^2; then h_k += theta_k - base. So -alpha h_k is the paper's
     gradient memory. Server: theta+ = mean_S theta_k + (1/N) sum over all N clients of h_j. h_k starts at 0; absent

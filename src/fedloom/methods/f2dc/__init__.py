@@ -38,7 +38,7 @@ class FeatureModulesSettings:
     order=("layers", "scope", "correct", "sigma", "tau", "lambda1", "lambda2", "form"),
 )
 def feature_modules(method: m.Method, attach: training.AttachFeatureModules, rule: training.FeatureModules) -> m.Method:
-    """F2DC's decoupler and corrector (DFD + DFC) on any method; its server stays as it is.
+    """Add F2DC's decoupler and corrector (DFD + DFC) to any method; its server stays as it is.
 
     Behind the encoder's last map, or behind each of the encoder's modules in `layers`: M = mask(A_D(f)), f+ = M f,
     f- = (1-M) f, f* = f- + (1-M) A_C(f-), and f~ = f+ + f* takes the place of f. The loss grows by
@@ -85,7 +85,7 @@ class DomainWeightsSettings:
 
 @m.ADDONS.register("domain-weights", source=SOURCE + ", eqs. 10-11")
 def domain_weights(method: m.Method, rule: stages.DomainWeights) -> m.Method:
-    """Weights that grow with a client's data and fall with its domain discrepancy (DaA).
+    """Give clients weights that grow with their data and fall with their domain discrepancy (DaA).
 
     d_k = sqrt(1/2 sum_c (B_k^c - 1/Q)^2), B_k^c = n_k / N, Q the number of domains (eq. 10);
     p_k proportional to sigmoid(alpha n_k / N - beta d_k) (eq. 11).
@@ -106,7 +106,7 @@ def domain_weights(method: m.Method, rule: stages.DomainWeights) -> m.Method:
 
 @m.METHODS.register("f2dc", source=SOURCE)
 def f2dc() -> m.Method:
-    """FedAvg with feature-modules (DFD + DFC) and domain-weights (DaA), each with its defaults.
+    """Run FedAvg with feature-modules (DFD + DFC) and domain-weights (DaA), each with its defaults.
 
     For other settings name the parts: {name: fedavg, add: {feature-modules: {sigma: 0.5}, domain-weights: {beta: 1}}}.
 

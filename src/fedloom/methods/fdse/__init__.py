@@ -18,7 +18,7 @@ class ConsistencySettings:
 
 @m.METHODS.register("fdse", source="FDSE: Wang, Wang, Fan, Wang, CVPR 2025", order=("lam", "beta", "tau", "form"))
 def fdse(rule: training.Consistency, mix: stages.CosineMix) -> m.Method:
-    """Each layer of the encoder is an extractor, shared by all, and an eraser of the client's own domain shift.
+    """Split each encoder layer into an extractor, shared by all, and an eraser of the client's own domain shift.
 
     Layer: x = norm_e(extractor(input)), half of the channels; y = [x, eraser(x)] + shift, the eraser depthwise;
     output = norm(y), then what followed the layer. Eraser: `eraser` and norm_e, whose running statistics stay with the
@@ -38,10 +38,10 @@ def fdse(rule: training.Consistency, mix: stages.CosineMix) -> m.Method:
              norm_e would take it away. A layer's weights at the start, also from a file, are those of its first half of
              channels. Weights of the minimum are exact but for round-off. Absent clients keep their erasers
 
-    The network differs from the baselines' and has about half the parameters: give baselines the same budget, or say
-    so. There is no global model: each client is measured with its own eraser. For encoders of convolutions and linear
-    layers; transformers and LoRA are refused. lam = 0 has no term; a large tau gives all clients the mean eraser; one
-    client trains as if alone.
+    The network differs from the baselines' and has about half the parameters: give baselines the same budget, or state
+    the difference. There is no global model: each client is measured with its own eraser. For encoders of convolutions
+    and linear layers; transformers and LoRA are refused. lam = 0 has no term; a large tau gives all clients the mean
+    eraser; one client trains as if alone.
 
     FedDEA acts at the client on all that is sent, erasers too; pcgrad on all but erasers, before the minimum.
     feature-modules stand behind the last erased layer and are shared, unless their `scope` says otherwise. Rules that

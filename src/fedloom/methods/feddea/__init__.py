@@ -79,14 +79,14 @@ def activated_dimensions(method: m.Method, records: stages.ActivatedDimensions) 
 
 @m.ADDONS.register("support-mean")
 def support_mean(method: m.Method) -> m.Method:
-    """Control: average each parameter over only those clients that trained it.
+    """Average each parameter over only those clients that trained it (a control).
 
     u_i = sum_k p_k Delta_ki / sum_{k trained i} p_k, and 0 if no client trained i.
 
     Why: in a unified model every client holds the decoders of all tasks, but trains only its own task's. FedAvg divides
     a decoder's update by the number of all clients: with one task a client about 1/K of it is left, and decoders learn
-    K times more slowly than alone. A rule that multiplies updates by a constant undoes part of that, such as FedDEA
-    with 1/rho. If FedAvg with this control does as well, the constant was the reason.
+    K times more slowly than alone. A rule that multiplies updates by a constant, such as FedDEA's 1/rho, undoes part of
+    that. If FedAvg with this control does as well, the constant was the reason.
 
     A parameter was trained if its tensor received a gradient in the round; clients report this. Parameters that
     everybody trains get the plain mean. Clients with personal heads are averaged like this anyway, so nothing changes.
@@ -99,7 +99,7 @@ def support_mean(method: m.Method) -> m.Method:
 
 @m.ADDONS.register("server-step")
 def server_step(method: m.Method, *, step: Positive) -> m.Method:
-    """Control: the method with a server step, theta <- theta + step * u.
+    """Multiply the server's update by a step, theta <- theta + step * u (a control).
 
     Why: keeping the largest coordinates and multiplying by 1/rho makes an update longer, by at least 1/sqrt(rho) (for
     Gaussian updates 6.6 times at rho 0.1, 1.9 times at 0.5), so FedDEA takes larger steps than FedAvg. Compare it with
@@ -128,7 +128,7 @@ class HealSettings:
 
 @m.ADDONS.register("heal", source="FedHEAL: Chen, Huang, Ye, CVPR 2024")
 def heal(method: m.Method, rule: stages.Heal) -> m.Method:
-    """Average each coordinate over the clients that move it consistently; weigh clients by how far they move.
+    """Average each coordinate over the clients that move it consistently; weigh clients by the length of their updates.
 
     q_ki = share of client k's earlier rounds in which Delta_ki had the sign it has now;  M_ki = [q_ki > tau], all ones
     in a client's first round.  dist_k = |M_k Delta_k|;  dw_k <- (1 - beta) dw_k + beta dist_k / sum_j dist_j;

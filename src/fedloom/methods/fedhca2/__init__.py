@@ -31,7 +31,7 @@ def fedhca2(
     encoder: Literal["conflict-averse", "mean", "none"] = "conflict-averse",
     decoder: Literal["cross-attention", "mean", "none"] = "cross-attention",
 ) -> m.Method:
-    """Each client keeps its own encoder and decoders, and adds to its update a learned share of everybody's.
+    """Keep one encoder and decoders per client, and add a learned share of all clients' updates to its own.
 
     Encoder of client i:  theta_i+ = theta_i + Delta_i + clamp(alpha_i, 0, 1) U,  U = (g_0 + c |g_0| g_w / |g_w|) / s
     g_0 = mean_i Delta_i,  g_w = sum_i w_i Delta_i,  w = argmin <g_w, g_0> + c |g_0| |g_w| over w >= 0, sum w = 1
@@ -41,8 +41,8 @@ def fedhca2(
 
     alpha (one a client) and beta (one a decoder and layer) are learned at the server by SGD with momentum:
     g = -1[0 <= alpha_i <= 1] <Delta_i of the next round, U> + weight_decay alpha_i, beta alike with the sum over the
-    layer's tensors. They are updated before they are used, so a client that continues in the direction that was added
-    to its model gets more of it. Heads and buffers never leave a client. Weights play no part: all clients count alike.
+    layer's tensors. They are updated before they are used: a client that continues in the direction that was added to
+    its model gets more of it. Heads and buffers never leave a client. Weights are not used: all clients count the same.
 
     `alpha` and `beta` are the initial values; `lr`, `momentum`, `weight_decay` are for learning them, not for training.
     `encoder` and `decoder` replace a half by the plain mean (of a task's decoders over the clients that have one) or by

@@ -11,13 +11,13 @@ from fedloom.methods import registry as m
 
 @m.ADDONS.register("fedsa-lora", source="FedSA-LoRA: Guo et al., Selective Aggregation for LoRA in FL, ICLR 2025")
 def fedsa_lora(method: m.Method) -> m.Method:
-    """Share the factors A of all adapted layers, and keep the factors B at their clients.
+    """Share the factors A of all adapted layers, and keep the factors B at the clients.
 
     W_k = W_0 + (alpha / rank) B_k A;  A <- A + sum_k p_k Delta A_k, or as the method combines;  B_k stays at client k
 
-    The model must have `lora`. What A learns is said to be general, what B learns a client's own; so half of the
-    factors (for square layers) is sent. Heads and decoders are shared as the method has them. Not to be confused with
-    the method `fedsa`, which aligns features.
+    The model must have `lora`. The paper says that A learns general knowledge and B knowledge of the client. So half of
+    the factors (for square layers) is sent. Heads and decoders are shared as the method has them. Not to be confused
+    with the method `fedsa`, which aligns features.
 
     paper    FedAvg of A; classification heads are frozen or shared as the task asks
     release  not read
@@ -42,7 +42,7 @@ class ExactFactorsSettings:
 
 @m.ADDONS.register("fedex-lora", source="FedEx-LoRA: Singhal, Ponkshe, Vepakomma, ACL 2025")
 def fedex_lora(method: m.Method, rule: stages.ExactFactors) -> m.Method:
-    """Average the factors, and add to the frozen weight what averaging factors leaves out of their product.
+    """Average the factors, and add to the frozen weight the part of the mean product that this leaves out.
 
     A = sum_k p_k A_k,  B = sum_k p_k B_k,  W <- W + s (sum_k p_k B_k A_k - B A)
     so that W + s B A = sum_k p_k (W + s B_k A_k): each layer is the mean of the clients' layers. s = alpha / rank.
@@ -68,7 +68,7 @@ def fedex_lora(method: m.Method, rule: stages.ExactFactors) -> m.Method:
 
 @m.ADDONS.register("flora", source="FLoRA: Wang et al., Federated Fine-Tuning with Heterogeneous LoRA, NeurIPS 2024")
 def flora(method: m.Method, *, scale: Positive = 1.0, ranks: dict[str, Count] | None = None) -> m.Method:
-    """Give clients low-rank factors of ranks of their own, and add the sum of their products to the frozen weight.
+    """Give each client low-rank factors of its own rank, and add the weighted sum of the products to the frozen weight.
 
     client k trains r_k components of A and B, from the initial factors in every round, B = 0
     W <- W + s sum_k p_k B_k A_k, or as the method combines these products;  s = alpha / rank of the model

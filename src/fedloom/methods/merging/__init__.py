@@ -18,8 +18,8 @@ from fedloom.core.settings.section import (
 )
 from fedloom.methods import registry as m
 
-MERGES = f"""Acts at the server, tensor by tensor, over the clients that have and trained it; beside the update one yes
-or no per tensor is sent. No state. `fedloom study merge --rule NAME` merges finished models once.
+MERGES = f"""Acts at the server, per tensor, over the clients that have and trained it. Clients send one more bit per
+tensor. No state. `fedloom study merge --rule NAME` merges finished models once.
 
 {m.REPLACES}"""
 
@@ -41,9 +41,9 @@ def ties(method: m.Method, *, keep: Share = 0.2) -> m.Method:
     here     in every round, on updates; p_k are the method's weights (`weights: uniform` for the paper's); lambda is
              `server-step`; a sum of exactly 0 elects no sign, and the coordinate stays
 
-    One participant gets its trimmed update. What nobody else holds or trains, such as a decoder, comes out trimmed
-    only. With FedDEA: `feddea` listed before acts before the
-    trim, listed after on what is left. With pcgrad, gradvac: they see trimmed rows. Refused with rules that set weights
+    One participant gets its trimmed update. A part that no other client holds or trains, such as a decoder, is only
+    trimmed. With FedDEA: listed before `ties`, `feddea` acts before the trim; listed after, it acts on the trimmed
+    update. pcgrad and gradvac see trimmed rows. Refused with rules that set weights
     of coordinates (heal) and with methods that have no plain mean to replace.
     """
     return method.combined_by(stages.ElectedMean()).plus(stages.TopMagnitude(keep, rescale=False))
@@ -55,7 +55,7 @@ def dare(method: m.Method, *, drop: BelowOne = 0.9) -> m.Method:
 
     T(Delta)_i = Delta_i / (1 - drop) for floor((1 - drop) d) coordinates drawn at random, else 0; E[T(Delta)] = Delta
 
-    It is `feddea: {keep: random, rho: 1 - drop}` under the name by which merging knows it. The client drops, so
+    It is `feddea: {keep: random, rho: 1 - drop}` under its name in model merging. The client drops coordinates, so
     `method.codec: sparse` saves bytes; before `ties` it is the paper's DARE + TIES. No state; the draw is from the
     run's seed, per client and round.
 
@@ -84,16 +84,16 @@ def consensus(method: m.Method, rule: stages.ConsensusMask) -> m.Method:
     m_k,i = [|Delta_k,i| >= lam |S_i - Delta_k,i|],  S = sum_k Delta_k
     u_i = sum_k p_k Delta_k,i where sum_k m_k,i >= least, else 0
 
-    So coordinates that matter to one client alone (selfish weights), and those that matter to none (catastrophic ones),
-    stay as they are. With `by-task` the rows are the clients' task vectors of the round;
+    So coordinates that matter to only one client (selfish weights) or to none (catastrophic ones) stay as they are.
+    With `by-task` the rows are the clients' task vectors of the round.
 
     paper    least 2; lam from 0.2 to 0.6 for each task by validation; the mask on a merged vector of 8, 14 or 20 tasks
     release  not read
     here     in every round, on updates, before the mean with the method's weights; lam 0.4 for all (ours). A tensor
              that fewer than `least` clients have or trained, such as a task's decoder, asks all of these
 
-    Equal updates come back where K - 1 <= 1 / lam, and all vanish with more clients: lam has to fall with their number,
-    for S grows with it.
+    Equal updates come back if K - 1 <= 1 / lam, and vanish with more clients: lower lam as their number grows, because
+    S grows with it.
     """
     return method.combined_by(rule)
 
@@ -120,7 +120,7 @@ def iso_c(method: m.Method) -> m.Method:
 
 @m.ADDONS.register("tsv-m", source="TSV-M: Gargiulo et al., Task Singular Vectors, CVPR 2025", note=MERGES)
 def tsv_m(method: m.Method) -> m.Method:
-    """Keep the leading singular vectors of each update's matrices, make them orthogonal among clients, and add up.
+    """Keep the leading singular vectors of each update's matrices, make them orthogonal among clients, and add them up.
 
     Delta_k ~ U_k S_k V_k', the max(1, floor(rank / K)) leading parts;  U = [U_1 .. U_K], V = [V_1 .. V_K]
     u = P(U) S P(V)'  with P(U) = U (U'U)^(-1/2), the nearest matrix with orthonormal columns
@@ -139,7 +139,7 @@ def tsv_m(method: m.Method) -> m.Method:
 
 @m.ADDONS.register("wudi", source="WUDI-Merging: Cheng, Xiong, Wei et al., ICML 2025", note=MERGES)
 def wudi(method: m.Method) -> m.Method:
-    """Merge each matrix so that it does to the inputs that a client's update reacts to what that update does.
+    """Merge each matrix so that it acts on each client's inputs as that client's update does.
 
     u = argmin_U sum_k |(U - Delta_k) Delta_k'|^2 / |Delta_k|^2, of those the shortest
     u = sum_k Delta_k C_k (sum_k C_k)^+,  C_k = Delta_k' Delta_k / |Delta_k|^2   for every matrix of the model; other
@@ -165,7 +165,7 @@ class LowRankAndSparseSettings:
 
 @m.ADDONS.register("fedrpca", source="FedRPCA: Jhunjhunwala et al., 2025 (arXiv 2506.01194)", note=MERGES)
 def fedrpca(method: m.Method, rule: stages.LowRankAndSparse) -> m.Method:
-    """Split the clients' updates into what they have in common and what is a client's own, and raise the latter.
+    """Split the clients' updates into a common part and parts of single clients, and amplify the latter.
 
     M = the K updates of one tensor, a row each (K x n);  L + S = M by robust PCA:
     min |L|_* + |S|_1 / sqrt(max(K, n)),  |L|_* the sum of the singular values, |S|_1 that of the absolute values

@@ -41,11 +41,10 @@ def dfmtl(mix: stages.SimilarityMix, *, warmup: Count = 1, share: Shared = "ever
              clients mix one after another in place, and the conflict-averse variants (B2, B3) scramble tensors
     here     the release's similarity in the text's mixing; `include_self: false` leaves the own model out
 
-    This computes in one place, with clients and a server, what the thesis's peers do; cosines cover everything that is
-    shared, and tasks count alike. Without a server it is `method: fedavg` with a `peers` section, which also has the
-    text's similarities, the thesis's other signals, scopes, the conflict-averse mix and its safeguards: see the
-    recipes thesis/... and dfmtl-.... `share: encoder` is its backbone-only scope. Batch norm statistics stay with the
-    client.
+    A server computes here what the thesis' peers do. Cosines cover all shared parameters, and tasks count the same.
+    Without a server it is `method: fedavg` with a `peers` section, which also has the text's similarities, the thesis's
+    other signals, scopes, the conflict-averse mix and its safeguards: see the recipes thesis/... and dfmtl-.... `share:
+    encoder` is its backbone-only scope. Batch norm statistics stay with the client.
 
     Couples tasks by design: neighbours are chosen among all clients.
     """
@@ -68,8 +67,8 @@ def dpsgd(
     here     clients train as long as a recipe says, then mix (as DFedAvg, Sun et al., 2022)
 
     The graph covers the clients that take part in a round. On the complete graph all get the plain mean of the models.
-    This computes in one place what peers do. Without a server it is `method: fedavg` with `peers: {graph: ring,
-    weights: {kind: metropolis}}`. Batch norm statistics stay with the client.
+    A server computes here what peers do. Without a server it is `method: fedavg` with `peers: {graph: ring, weights:
+    {kind: metropolis}}`. Batch norm statistics stay with the client.
 
     Couples tasks by design: the graph has all clients.
     """
@@ -88,7 +87,7 @@ class RestrictionMapsSettings:
 def sheaf_fmtl(
     rule: training.RestrictionMaps, *, topology: str = "full", options: dict[str, Any] | None = None
 ) -> m.Method:
-    """Couple neighbours' models by learned linear maps, of which only short projections travel.
+    """Couple neighbours' models by learned linear maps; neighbours exchange only short projections.
 
     min over theta, P of sum_i F_i(theta_i) + lam/2 sum over links {i, j} of |P_ij theta_i - P_ji theta_j|^2; P_ij has
     d_ij x d_i numbers, d_ij = floor(gamma min(d_i, d_j)), drawn with deviation 0.01. In a local step, and after them:
@@ -105,12 +104,12 @@ def sheaf_fmtl(
              and gamma are those of the release's command for CIFAR-10
 
     A client sends no parameters. It keeps gamma d^2 numbers per link: maps of more than `megabytes` are refused. With
-    `model.lora` only adapters and heads count. The first round shows who is there, in the second maps are drawn, and
-    from the third on there is a coupling. `topology` and `options` are as for `fedloom.peers.candidates`, over all
-    clients that have taken part. lam = 0 is local training, bit for bit, and the release's settings are close to it:
-    maps of deviation 0.01 couple little (recipe sheaf/school: the mean RMSE is the same to 0.0002). Maps that shrink to
-    0 end the coupling, and eta lam |theta|^2 must stay below 2. Without a server (`peers: {weights: {kind: uniform}}`)
-    a message holds the sender's projections for all of its neighbours.
+    `model.lora` only adapters and heads count. The first round finds the clients, the second draws the maps, and the
+    coupling starts in the third. `topology` and `options` are as for `fedloom.peers.candidates`, over all clients that
+    have taken part. lam = 0 is local training, bit for bit, and the release's settings are close to it: maps of
+    deviation 0.01 couple little (recipe sheaf/school: the mean RMSE is the same to 0.0002). Maps that shrink to 0 end
+    the coupling, and eta lam |theta|^2 must stay below 2. Without a server (`peers: {weights: {kind: uniform}}`) a
+    message holds the sender's projections for all of its neighbours.
 
     Couples tasks by design: neighbours with other tasks are coupled too.
     """
@@ -131,10 +130,10 @@ class StalenessSettings:
 
 @m.ADDONS.register("staleness", source="FedAsync: Xie, Koyejo, Gupta, 2019 (arXiv 1903.03934)")
 def staleness(method: m.Method, rule: stages.Staleness) -> m.Method:
-    """Weigh old models less: multiply every weight by (1 + s)^-a.
+    """Give old models less weight: multiply every weight by (1 + s)^-a.
 
-    s is the number of own local rounds that a peer has ended since a neighbour's model was made; 0 for its own model.
-    Then the method divides weights by their sum.
+    s is the number of local rounds that a peer has finished since a neighbour trained its model; 0 for the peer's own
+    model. Then the method divides weights by their sum.
 
     paper    a server mixes one model at a time: alpha (1 + s)^-a of it, the rest of its own; also constant and hinge
              discounts

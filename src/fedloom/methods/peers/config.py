@@ -204,7 +204,7 @@ class AdaptiveScope(Section):
 
 
 class Warmup(Section):
-    """The warm-up: before round `until` peers average the chosen models, in this scope (DFMTL thesis, eq. 4.20).
+    """The warm-up before round `until`: the method's mean with equal weights, in this scope (DFMTL thesis, eq. 4.20).
 
     Before round `alone` peers train alone and send nothing, as in the two to four phases of the thesis' section 6.2.2.
     """

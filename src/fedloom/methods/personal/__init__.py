@@ -14,7 +14,7 @@ from fedloom.methods.registry import Shared
 
 @m.METHODS.register("ditto", source="Li, Hu, Beirami, Smith, ICML 2021")
 def ditto(*, lam: NonNegative = 0.1) -> m.Method:
-    """Run FedAvg; beside it, each client trains its own model, held near the global one.
+    """Run FedAvg, and train a personal model per client, which is kept near the global one.
 
     Global stream: FedAvg. Personal stream: v <- v - lr (grad F_k(v) + lam (v - theta)), theta being the model received
     in the round, for as many steps. v starts as the first received model and never leaves the client.
@@ -70,7 +70,7 @@ def fedamp(
     start: Literal["own", "mix"] = "own",
     share: Shared = "everything",
 ) -> m.Method:
-    """Each client keeps its own model w_k and is drawn to u_k, a mix of all models that weighs similar ones more.
+    """Pull each client's own model w_k towards u_k, a mix of all models in which similar models weigh more.
 
     Server: xi_kj = alpha A'(|w_k - w_j|^2) for j != k, A'(x) = exp(-x/sigma)/sigma, xi_kk = 1 - sum_j xi_kj,
     u_k = sum_j xi_kj w_j over the latest models of all clients. Client: loss + lam/(2 alpha) |w - u_k|^2.
@@ -103,7 +103,7 @@ class TaskCouplingSettings:
 
 @m.METHODS.register("fedmtl", source="MOCHA: Smith et al., NeurIPS 2017")
 def fedmtl(rule: training.TaskCoupling, relation: stages.TaskCovariance, *, share: Shared = "everything") -> m.Method:
-    """Each client keeps its own model; a learned relation of the tasks couples them.
+    """Train one model per client, coupled by a learned relation of the tasks.
 
     min sum_k F_k(w_k) + lam tr(W Omega W'), Sigma = Omega^-1 = (W'W)^(1/2) / tr, from the latest models of all clients.
     Client: gradient + 2 lam (Omega_kk w + v_k), the others frozen; v_k = sum_{j != k} Omega_kj w_j and Omega_kk come
@@ -124,7 +124,7 @@ def fedmtl(rule: training.TaskCoupling, relation: stages.TaskCovariance, *, shar
 
 @m.METHODS.register("fedper", source="Arivazhagan et al., 2019")
 def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple[str, ...] = ()) -> m.Method:
-    """Run FedAvg on the base of the network; train the later layers with it, but never send them.
+    """Run FedAvg on the base of the network; later layers train along with it, but stay at the client.
 
     theta_base <- theta_base + sum_k p_k Delta_k,base;  personal layers start from the common initialisation.
 
@@ -134,10 +134,9 @@ def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple
              last layers only, and decoders are averaged. `layers` keeps more blocks of the encoder, as patterns on
              their names, e.g. [encoder.blocks.11.*]
 
-    There is no global model: clients are measured with their own layers. The encoder's float buffers (batch norm) are
-    averaged. One client is local training; a model without decoders has the same two choices of `personal`.
-    FedSTA without averaged decoders, with `weights: size`, is this method. With FedDEA, rho counts the shared
-    parameters only.
+    There is no global model: each client is measured with its own layers. The encoder's float buffers (batch norm) are
+    averaged. One client is local training; a model without decoders has the same two choices of `personal`. FedSTA
+    without averaged decoders, with `weights: size`, is this method. With FedDEA, rho counts the shared parameters only.
     """
     if personal == "heads":
         if layers:

@@ -10,8 +10,8 @@ from fedloom import stages, training
 from fedloom.core.settings.section import Count, Natural, NonNegative, Positive, UnitInterval, parameters
 from fedloom.methods import registry as m
 
-BY_CLASS = """No term in the first round, nor for examples of classes that no client had so far. For tasks with one
-class per example, each with prototypes of its own; others are trained as in FedAvg. Add-ons act on parameters only."""
+BY_CLASS = """The term is absent in the first round, and for classes that no client had so far. It covers tasks with one
+class per example, each with its own prototypes; other tasks train as in FedAvg. Add-ons act on parameters only."""
 
 
 @m.METHODS.register("fedproto", source="Tan et al., AAAI 2022", note=BY_CLASS)
@@ -22,7 +22,7 @@ def fedproto(
     by: Literal["clients", "counts"] = "clients",
     share: Literal["everything", "nothing"] = "everything",
 ) -> m.Method:
-    """Pull features to global prototypes: the clients' mean features of each class, averaged.
+    """Pull features towards global prototypes: the average of the clients' mean features of each class.
 
     Client: loss + lam mean over the batch of d(z, P_y), z = encoder features; it sends the mean z of each class over
     its last local epoch, as seen in training. Server: P_c = the mean of the prototypes of the clients that have c.
@@ -55,7 +55,7 @@ def fedtgp(
     limit: NonNegative = 100.0,
     over: Literal["known", "batch"] = "known",
 ) -> m.Method:
-    """Run FedProto with global prototypes that a generator at the server learns from the clients'.
+    """Run FedProto with global prototypes from a generator, which the server trains on the clients' prototypes.
 
     Client: loss + lam mean over examples of |z - P_y|^2, averaged over the dimensions. Server: P = a vector per class
     through linear, ReLU, linear; trained on the clients' prototypes (p, y) with cross entropy of the logits
@@ -88,7 +88,7 @@ class MovingAnchorsSettings:
 def fedsa(
     *, lam: NonNegative = 1.0, margin: NonNegative = 1.0, calibration: NonNegative = 1.0, anchors: stages.MovingAnchors
 ) -> m.Method:
-    """Pull features to one anchor per class, apart from others by a margin; heads must classify the anchors.
+    """Pull features towards one anchor per class and away from others by a margin; heads must classify the anchors.
 
     loss + lam |z - A_y|^2 + margin CE(-(|z - A_c| + g [c = y]), y) + calibration CE(head(A), 1..C), z = encoder
     features, |.|^2 averaged over the dimensions; g = the mean distance to the nearest other among the anchors or, if
@@ -119,7 +119,7 @@ class ClusterContrastSettings:
 
 @m.METHODS.register("fpl", source="Huang et al., CVPR 2023", order=("temperature", "partition", "over"), note=BY_CLASS)
 def fpl(rule: training.ClusterContrast, keep: stages.ClusteredPrototypes) -> m.Method:
-    """Pull features to the clusters of their class's prototypes and their mean, away from other classes'.
+    """Pull features towards the clusters of their class's prototypes and their mean, and away from other classes.
 
     loss + mean over examples of -log( sum_{c in P_y} e^(cos(z, c)/T) / sum_{c in P} e^(cos(z, c)/T) ) + |z - u_y|^2,
     z = encoder features, P_y = FINCH's cluster means of the clients' prototypes of class y, u_y = the mean of P_y;
@@ -150,7 +150,7 @@ def fedrcl(
     levels: tuple[str, ...] | None = None,
     over_levels: Literal["sum", "mean"] = "sum",
 ) -> m.Method:
-    """Pull features of a class together, away from other classes'; push apart pairs that are too alike.
+    """Pull features of one class together and away from other classes; push apart pairs that are too similar.
 
     loss + lam sum over levels of mean over the batch of -log( e^(s_p/T) / (e^(s_p/T) + sum_n e^(s_n/T)) ) + penalty
     log(1 + sum_q e^((s_q - 1)/T)); s = cosine similarities within the batch, p = the `positives` least similar of the
@@ -180,7 +180,7 @@ class ModelContrastSettings:
 
 @m.METHODS.register("moon", source="Li, He, Song, CVPR 2021")
 def moon(rule: training.ModelContrast) -> m.Method:
-    """Pull features to those of the received model, away from those of the client's own last model.
+    """Pull features towards those of the received model, and away from those of the client's own last model.
 
     loss + mu mean over the batch of -log( e^(s_g/T) / (e^(s_g/T) + e^(s_p/T)) ), s_g = cos(z, z_global),
     s_p = cos(z, z_previous), z = encoder features. For dense tasks z is the mean of the last map over its area.

@@ -25,7 +25,7 @@ class RobustSettings:
 
 @m.ADDONS.register("krum", source="Krum: Blanchard et al., NeurIPS 2017")
 def krum(method: m.Method, rule: stages.Krum) -> m.Method:
-    """Take, of the clients with the same tasks, the update that lies closest to most others.
+    """Take the update that lies closest to most others, among the clients with the same tasks.
 
     s_i = sum of |Delta_i - Delta_j|^2 over the K - f rows nearest to i, itself among them;  u = Delta_i, least s_i.
     A group is the clients that hold the same tasks, K its size in a round; the groups' updates are then averaged with
@@ -38,9 +38,9 @@ def krum(method: m.Method, rule: stages.Krum) -> m.Method:
              may be hostile; without it as many as a majority bears, (K - 1) // 2
 
     A group with fewer than 2 f + 1 clients (3 without f) is refused; one that has fewer in a round, because clients are
-    absent, sends no update in that round, which is logged. Claimed numbers of examples do not count within a group, but
-    between groups: set `weights: declared` or `max_examples` beside it. Buffers, extras and auxiliary vectors
-    (SCAFFOLD) are not guarded. One client's update a round is a noisy one; multi-krum wastes less.
+    absent, sends no update in that round, which is logged. Claimed numbers of examples have no effect within a group,
+    but they do between groups: set `weights: declared` or `max_examples` beside it. Buffers, extras and auxiliary
+    vectors (SCAFFOLD) are not guarded. The update of a single client is noisy; multi-krum uses more of them.
 
     Refused with methods without a plain mean (local training, personal mixes), and at peers.
     """
@@ -49,7 +49,7 @@ def krum(method: m.Method, rule: stages.Krum) -> m.Method:
 
 @m.ADDONS.register("multi-krum", source="Krum: Blanchard et al., NeurIPS 2017")
 def multi_krum(method: m.Method, rule: stages.MultiKrum) -> m.Method:
-    """Average, of the clients with the same tasks, the K - f updates that lie closest to most others.
+    """Average the K - f updates that lie closest to most others, among the clients with the same tasks.
 
     s_i as in krum;  u = the mean of the K - f updates with the least s_i. For groups, `f`, `within`, what is refused
     and what is not guarded see krum.
@@ -65,7 +65,7 @@ def multi_krum(method: m.Method, rule: stages.MultiKrum) -> m.Method:
 
 @m.ADDONS.register("mda", source="MDA: El-Mhamdi, Guerraoui, Guirguis, Hoang, Rouault, PODC 2020")
 def mda(method: m.Method, rule: stages.MinimumDiameter) -> m.Method:
-    """Average, of the clients with the same tasks, the K - f updates that lie closest together.
+    """Average the K - f updates that lie closest together, among the clients with the same tasks.
 
     u = the mean over S,  S = argmin over sets of K - f rows of max_{i, j in S} |Delta_i - Delta_j|
     For groups, `f`, `within`, what is refused and what is not guarded see krum.
@@ -75,7 +75,7 @@ def mda(method: m.Method, rule: stages.MinimumDiameter) -> m.Method:
     here     as byzfl, from the Gram matrix; clients of a set in order, sets by their first clients. A group with more
              than 100,000 sets (20 clients with f = 9 have 167,960) is refused: name f where fewer are hostile
 
-    Of all rules here its mean has the least error in the worst case, and its cost grows fastest with f.
+    Among all rules here its mean has the smallest worst-case error, and its cost grows fastest with f.
     """
     return method.combined_by(rule >> stages.Mean())
 
@@ -85,7 +85,7 @@ def nnm(method: m.Method, rule: stages.NearestMix) -> m.Method:
     """Replace each update by the mean of the K - f updates nearest to it, for the robust rule that follows.
 
     Delta_i <- (1 / (K - f)) sum of the K - f rows nearest to i, itself among them. For groups, `f` and `within` see
-    krum. List it before the rule: `add: {nnm: , trimmed-mean: }`. By itself it is no defence, for a hostile row is
+    krum. List it before the rule: `add: {nnm: , trimmed-mean: }`. By itself it is no defence, because a hostile row is
     nearest to itself and stays in the mean.
 
     paper    before any rule, where clients' data differ; among all clients
@@ -123,7 +123,7 @@ class CentredClipSettings(RobustSettings):
 
 @m.ADDONS.register("centred-clip", source="Centred clipping: Karimireddy, He, Jaggi, ICML 2021")
 def centred_clip(method: m.Method, rule: stages.CentredClip) -> m.Method:
-    """Average the clients with the same tasks with every update's distance from the average clipped.
+    """Average the clients with the same tasks, with each update's distance from the average clipped.
 
     v <- v + (1/K) sum_i (Delta_i - v) min(1, limit / |Delta_i - v|), `steps` times from v = 0;  u = v.
     For groups, `within`, what is refused and what is not guarded see krum; f only says how many clients a group needs.
@@ -139,7 +139,7 @@ def centred_clip(method: m.Method, rule: stages.CentredClip) -> m.Method:
 
 @m.ADDONS.register("clip", source="Norm clipping: Sun et al., 2019; at peers ClippedGossip: He et al., 2022")
 def clip(method: m.Method, rule: stages.ClipNorms) -> m.Method:
-    """Shorten updates that are longer than the median one of the clients with the same tasks; then as the method does.
+    """Shorten updates above the median length of the clients with the same tasks, then combine as the method does.
 
     Delta_i <- Delta_i min(1, c / |Delta_i|),  c = median of |Delta_j| over the clients with the same tasks.
     For groups and `within` see krum; f only says how many clients a group needs.
@@ -158,7 +158,7 @@ def clip(method: m.Method, rule: stages.ClipNorms) -> m.Method:
 
 @m.ADDONS.register("trimmed-mean", source="Trimmed mean: Yin et al., ICML 2018")
 def trimmed_mean(method: m.Method, rule: stages.TrimmedMean) -> m.Method:
-    """Average each coordinate over the clients with the same tasks without its f smallest and f largest values.
+    """Average each coordinate without its f smallest and f largest values, over the clients with the same tasks.
 
     u_i = mean of Delta_ki over the K - 2 f clients k in the middle. For groups, `f`, `within`, what is refused and what
     is not guarded see krum. Needs rows, not only their Gram matrix.
