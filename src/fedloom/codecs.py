@@ -1,4 +1,4 @@
-"""Codecs, which pack rows to travel: the public names of `fedloom.core.codecs`."""
+"""Codecs, which encode updates for sending: the public names of `fedloom.core.codecs`."""
 
 from fedloom.core.codecs import ByteCount as ByteCount
 from fedloom.core.codecs import Codec as Codec

@@ -1,4 +1,4 @@
-"""Errors that a user can mend: what `fedloom.core.errors` offers."""
+"""Errors that a user can fix: the names of `fedloom.core.errors`."""
 
 from fedloom.core.errors import MANY as MANY
 from fedloom.core.errors import DataError as DataError

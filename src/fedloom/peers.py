@@ -1,6 +1,6 @@
-"""Learning without a server: who may talk to whom, who is alike, whom to choose, how to mix, what a message costs.
+"""Learning without a server: graphs, similarities, the choice of neighbours, mixing, and the cost of messages.
 
-Pure building blocks. Nothing here sends a message or keeps a model; a peer calls them with what it has and received.
+Pure functions: nothing here sends a message or keeps a model. A peer calls them on its own and received values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Aggregation, one idea a file: stages that a round's matrix of updates passes through."""
+"""The stages of aggregation, through which a round's matrix of updates passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MaTU's task vectors: what `fedloom.core.taskvectors` offers."""
+"""MaTU's task vectors: the names of `fedloom.core.taskvectors`."""
 
 from fedloom.core.taskvectors import Array as Array
 from fedloom.core.taskvectors import Combine as Combine

@@ -24,9 +24,9 @@ ByteCount = dict[tuple[str, str | None], int]
 
 
 class Codec(Checked):
-    """Packs the X of Updates into tensors and unpacks it. Everything else travels beside it.
+    """The encoding of updates: it packs X into tensors and unpacks it. Everything else is sent beside it.
 
-    `stays_packed` says that rows of several senders are kept as they arrived (see `gather`), not written to a matrix.
+    `stays_packed`: rows of several senders stay packed (see `gather`); they are not written to a matrix.
     """
 
     stays_packed: ClassVar[bool] = False
@@ -44,11 +44,11 @@ class Codec(Checked):
         raise NotImplementedError
 
     def pack_each(self, X: Tensor, layout: Layout, present: Tensor | None) -> Sequence[Packed] | None:
-        """Pack rows (K x d) of as many senders, each alone, with the blocks `present` (None: all); None: it cannot."""
+        """Pack K rows (K x d), each as one sender's, with the blocks `present` (None: all); None if it cannot."""
         return None
 
     def unpack_each(self, packed: Sequence[Packed]) -> Tensor:
-        """Return the rows (K x d) of as many senders, each of which packed one row with all blocks."""
+        """Return the rows (K x d) of K senders, each of which packed one row with all blocks."""
         raise NotImplementedError
 
     def read(self, packed: Any, like: Updates) -> Packed:
@@ -114,7 +114,7 @@ def _fill(values: Tensor, like: Updates) -> Tensor:
 
 @dataclass(frozen=True)
 class Raw(Codec):
-    """Every value as it is."""
+    """The values, unchanged."""
 
     unpacks_each = True
 
@@ -132,7 +132,7 @@ class Raw(Codec):
         return torch.stack([one["values"] for one in packed])
 
     def fields(self, like: Updates) -> dict[str, Array]:
-        """Return what each tensor must be."""
+        """Return the required form of each tensor."""
         return {"values": Array((_count(like),), like.data.dtype)}
 
     def read(self, packed: Any, like: Updates) -> Packed:
@@ -147,7 +147,7 @@ class Raw(Codec):
 
 @dataclass(frozen=True)
 class Sparse(Codec):
-    """The values that are not zero, and a bit per coordinate that says where. Lossless; sent as it is if longer."""
+    """The non-zero values, and one bit per coordinate that locates them. Lossless; sent as `Raw` if that is shorter."""
 
     varies = True
 
@@ -188,9 +188,9 @@ class Sparse(Codec):
 
 @dataclass(frozen=True)
 class Cropped(Codec):
-    """Each block as a matrix without its last zero rows and columns, and how many are left of both. Lossless.
+    """Each block as a matrix without its trailing zero rows and columns, and the numbers left of both. Lossless.
 
-    Low-rank factors cost by their rank, a block that did not move two numbers. A longer result is sent as it was.
+    The cost of low-rank factors follows their rank; an unchanged block costs two numbers. Longer results stay unpacked.
     """
 
     varies = True
@@ -263,8 +263,8 @@ def _end(some: Tensor) -> int:
 class Unified(Codec):
     """One vector for all rows of a sender, with a mask and a scale for each row (MaTU, eq. 2).
 
-    Columns that belong to a task travel as they are. A single row is kept exactly; several rows share one vector, which
-    is lossy. k rows over d common columns take 32 d + k (8 ceil(d / 8) + 32) bits; nothing else is added.
+    Columns that belong to a task are sent unchanged. A single row is exact; several rows share one vector, which is
+    lossy. k rows over d common columns take 32 d + k (8 ceil(d / 8) + 32) bits; nothing else is added.
     """
 
     stays_packed = True
@@ -369,7 +369,7 @@ class Folded(Rows):
         return Folded(tuple(kept))
 
     def norms(self) -> Tensor:
-        """Bound the rows' norms (K): a row is some of its sender's vector times its scale, and its own columns."""
+        """Bound the rows' norms (K): a row is a part of its sender's vector times its scale, plus its own columns."""
         bounds = []
         for packed, like in self.parts:
             common = row_norms(packed["vector"][None]) * packed["scales"].double().abs()

@@ -86,8 +86,8 @@ class Scope(Around):
 class Split(Inner):
     """Different stages for different columns: {selector: stage}; "*" takes what no other selector takes.
 
-    Every block must be taken exactly once. If some parts leave one row and others keep all, each row gets the single
-    row beside its own, and a row for everyone (zero in the other columns) comes first, for absent clients.
+    Every block must be taken exactly once. If some parts return one row and others all rows, each row combines the
+    single row with its own. A row for everyone (zero in the other columns) comes first, for absent clients.
     """
 
     parts: Mapping[Selector, Stage]
@@ -152,7 +152,7 @@ class Split(Inner):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the stage in words."""
+        """Return the description of the stage."""
         parts = enumerate(self.parts.items())
         return tuple(Box(f"in {selector!r}", inside=s.boxes, beside=i > 0) for i, (selector, s) in parts)
 
@@ -319,7 +319,7 @@ class PerBlock(Around):
 class PartlyShared(Inner):
     """`shared` makes one update of the selected columns for all clients; `own` keeps a row per client in the others.
 
-    A Split of two parts, in which stages that are added to the method go into `shared`.
+    A Split of two parts; stages that are added to the method go into `shared`.
     """
 
     selector: Selector

@@ -76,13 +76,13 @@ Log = Callable[[str, dict[str, Any]], None]
 class Ctx:
     """The context of one round.
 
-    `round` counts from 1; round 0 is the initial model. `targets` are the rows for which an output is wanted: all
-    participants on a server, `[me]` on a peer; None means all rows. `population` is the number of rows of all clients,
-    present or absent; None means that all are present. `held` says how many of them train each task; without it all
-    count for every task. `rounds` is the number of rounds in the whole run, if it is known. `log` takes (event,
-    fields) for a person to read. `record` takes (kind, fields) for the run's records only; in place of the fields it
-    takes a function that makes them if needed. `peer` is the peer that aggregates; None is a server. `secret` are the
-    32 bytes that noise is drawn from in a deployment, where all know the seed.
+    `round` counts from 1; round 0 is the initial model. `targets` are the rows that need an output: all participants on
+    a server, `[me]` on a peer; None means all rows. `population` is the number of rows of all clients, present or
+    absent; None means that all are present. `held` is the number of them that train each task; without it all count for
+    every task. `rounds` is the number of rounds in the whole run, if it is known. `log` takes (event, fields) for a
+    person to read. `record` takes (kind, fields) for the run's records only; in place of the fields it takes a function
+    that makes them if needed. `peer` is the peer that aggregates; None is a server. `secret` are the 32 bytes from
+    which a deployment draws noise, because everyone knows the seed.
     """
 
     round: int = 0
@@ -112,5 +112,5 @@ class Ctx:
         return generator(self.seed, self.round, *purpose)
 
     def hidden(self, *purpose: object) -> Draws:
-        """Return draws that nobody else may repeat, such as noise: from the secret, or without one from the seed."""
+        """Return a generator that nobody else can repeat, for noise: from the secret, or without one from the seed."""
         return draws(self.seed if self.secret is None else self.secret, self.round, *purpose)

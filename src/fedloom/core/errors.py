@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Bad input: a recipe, a data set, a run folder or a device that is not as it should be."""
+    """Bad input: an invalid recipe, data set, run folder or device."""
 
 
 class RecipeError(UserError):
@@ -24,7 +24,7 @@ class DataError(UserError):
 
 
 class StateError(UserError):
-    """A run folder that cannot be continued or read."""
+    """A run folder that cannot be read or resumed."""
 
 
 class InUseError(StateError):
@@ -90,7 +90,7 @@ def twice(names: Iterable[str]) -> list[str]:
 
 
 def of_system(error: OSError) -> str:
-    """Return an error of the system in one line: the file, of a copy the one that was written, and what is wrong."""
+    """Return an error of the system in one line: the file (for a copy, its destination) and the problem."""
     file = error.filename if error.filename2 is None else error.filename2
     reason = error.strerror or (str(error.args[0]) if error.args else type(error).__name__)
     return reason if file is None else f"{os.fsdecode(file)}: {reason}"
@@ -146,7 +146,7 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for the name of a task, a method or the like that is not among the known ones."""
+    """Return the error message for an unknown name of a task, a method or the like."""
     return f"unknown {kind} {name!r}.{choices('Known', name, known)}"
 
 
@@ -161,7 +161,7 @@ MANY = 12
 
 
 def listed(lead: str, word: str, known: Iterable[str]) -> str:
-    """Return 'Known: a, b, c'; of many names the three nearest to the word."""
+    """Return 'Known: a, b, c'; if there are many names, only the three nearest to the word."""
     known = tuple(known)
     if len(known) <= MANY:
         return f"{lead}: {', '.join(known) or 'none'}"

@@ -30,7 +30,7 @@ _NORMS: dict[str, type[nn.Module]] = {
 class Block:
     """One named tensor of a model: `size` consecutive columns.
 
-    `role` is what the tensor is (norm layers and buffers are recognised by type), `part` the part in which it lies.
+    `role` is the tensor's role (norm layers and buffers are recognised by type), `part` the part that contains it.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Select:
-    """A choice of blocks: all given conditions must hold. `role` also matches a block's part, `name` is a glob.
+    """A choice of blocks: all conditions must hold. `role` also matches a block's part, and `name` is a glob.
 
     `kind` is the kind of a norm layer. `exclude` removes blocks from the choice:
     `Select(role="encoder", exclude=Select(role="norm"))`.
@@ -109,11 +109,12 @@ class Layout:
 
     @staticmethod
     def from_module(module: nn.Module, roles: Roles | None = None) -> Layout:
-        """Return parameters in their own order, then floating-point buffers. Integer buffers travel outside the matrix.
+        """Build a module's layout: parameters in order, then floating-point buffers; integer buffers are not in the
+        matrix.
 
-        A frozen parameter (one that needs no gradient) is no block: it stays in the module as it is, the same for
-        everyone, and is neither trained nor sent nor counted. Adapters are recognised by the layers that peft makes:
-        their parameters have the role "adapter" and lie in the part that their rule names.
+        A frozen parameter (one without a gradient) is not a block: it stays in the module unchanged, and is neither
+        trained nor sent nor counted. Adapters are recognised by the layers that peft makes: their parameters have the
+        role "adapter" and lie in the part that their rule names.
 
         `roles` maps a glob on parameter names to a role, or to (role, task); the first match counts. It may be a
         function of the name, and defaults to `module.roles()`.
@@ -178,7 +179,7 @@ class Layout:
         return tuple(accumulate((b.size for b in self.blocks), initial=0))
 
     def run(self, first: int, end: int) -> Columns:
-        """Return columns of consecutive blocks, from position `first` up to but not including `end`."""
+        """Return the columns of consecutive blocks, from position `first` up to but not including `end`."""
         return Columns(self._ends[first], self._ends[end])
 
     @cached_property
@@ -186,7 +187,7 @@ class Layout:
         return {name: i for i, name in enumerate(self.names)}
 
     def slice(self, name: str) -> Columns:
-        """Return columns of one block. Raises KeyError with the known names."""
+        """Return the columns of one block. Raises KeyError with the known names."""
         if name not in self._position:
             raise KeyError(f"no block {name!r}; blocks: {', '.join(self.names)}")
         return self.slices[self._position[name]]
@@ -216,7 +217,7 @@ class Layout:
         return Layout(tuple(b for b in self.blocks if b.name not in other._position)) if other.blocks else self
 
     def having(self, have: Sequence[bool]) -> Layout:
-        """Return the blocks of which `have`, one value for each block, is true."""
+        """Return the blocks for which `have` (one value per block) is true."""
         return self if all(have) else Layout(tuple(b for b, there in zip(self.blocks, have, strict=True) if there))
 
     def trained(self, tasks: Iterable[str]) -> Layout:

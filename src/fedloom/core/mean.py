@@ -126,7 +126,7 @@ class Mean(Stage):
 
 @dataclass(frozen=True)
 class TaskMeans(Stage):
-    """A model for each task that a client sent: the weighted mean of its rows (client, task), as a row ("*", task)."""
+    """One model per task that a client sent: the weighted mean of its rows (client, task), as a row ("*", task)."""
 
     traits = Traits("matrix", reads={"X", "coef", "weight"}, writes={"X", "tasks"}, reduces=True, presence="block")
 

@@ -13,10 +13,10 @@ from fedloom.core.settings.section import BelowOne, Checked, NonNegative, Positi
 
 
 class ServerRule(Checked):
-    """Works on one model vector (d) at a time, so it is the same for one global model and for personal models.
+    """The server's step on one model vector (d), the same for a global model and for personal models.
 
-    The vectors hold the shared parameters only. A round without a finite row does not reach `apply`, so momentum
-    neither moves nor decays; an update that is zero although clients took part does.
+    The vectors hold the shared parameters only. A round without a finite row does not call `apply`, so momentum does
+    not change; a zero update of clients that took part does call it.
     """
 
     looks_ahead: ClassVar[bool]
@@ -26,7 +26,7 @@ class ServerRule(Checked):
         cls.looks_ahead = cls.dispatch is not ServerRule.dispatch
 
     def init(self, model: Tensor) -> State:
-        """Return the state of a model before its first update; tensors of its size hold a value per parameter."""
+        """Return the state of a model before its first update; tensors of its size hold one value per parameter."""
         return {}
 
     def dispatch(self, model: Tensor, state: State) -> Tensor:

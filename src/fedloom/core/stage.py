@@ -28,7 +28,7 @@ _PRESENCES: tuple[Presence, ...] = ("block", "row", "coupled")
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties of a stage, for code that places it and provides what it needs.
+    """The properties of a stage, for the code that places it and provides its inputs.
 
     `reads`, `wants` and `writes` name fields of Updates: X, n, weight, coef, base, support, extra:NAME or
     auxiliary:NAME. Beside these, `reads` may name "rounds", how many the run will have, and `writes` what else comes
@@ -73,7 +73,7 @@ class Traits:
 
     @property
     def broadcasts(self) -> frozenset[str]:
-        """Return what it broadcasts to clients, as "broadcast:NAME"."""
+        """Return the names that it broadcasts to clients, as "broadcast:NAME"."""
         return frozenset(name for name in self.writes if name.startswith("broadcast:"))
 
     @staticmethod
@@ -119,11 +119,11 @@ class Stage(Checked):
         return f"{type(self).__name__}({'...' if getattr(self, '__dataclass_fields__', None) else ''})"
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
-        """Yield why it could not work with the rows of all clients (no values; None at a peer), at most `most`."""
+        """Yield at most `most` reasons why it cannot work with the rows of all clients (no values; None at a peer)."""
         return iter(())
 
     def init(self, layout: Layout) -> State:
-        """State before the first round."""
+        """Return the state before the first round."""
         return {}
 
     def row_weights(self, updates: Updates) -> Tensor:
@@ -131,7 +131,7 @@ class Stage(Checked):
         return updates.weight
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """Return what these clients' local rules need: vectors over the stage's columns (d), or scalars (no dimension).
+        """Return inputs of these clients' local rules: vectors over the stage's columns (d), or scalars (no dimension).
 
         `models` are the personal models (d) that the server has, of any client.
         """
@@ -161,13 +161,13 @@ class Stage(Checked):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """The stage in words, for `str(method)` and the report."""
+        """Return the description of the stage, for `str(method)` and the report."""
         return (Box.of(self),)
 
 
 @dataclass(frozen=True)
 class Identity(Stage):
-    """Every row as it is: each client gets its own update back, which is local training (mixing matrix I)."""
+    """The rows, unchanged: each client gets its own update back, which is local training (mixing matrix I)."""
 
     @cached_property
     def traits(self) -> Traits:

@@ -219,7 +219,7 @@ def _rows(vectors: Tensor | Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
 def sign_similarity(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
     """Return S (T x T, float64) of task vectors (T x d): S(t, t') = (mean_j sgn(tau_t) sgn(tau_t') + 1) / 2, eq. 5.
 
-    A coordinate that is zero in either vector counts as half an agreement, also on the diagonal, so many zeros pull S
+    A coordinate that is zero in either vector counts as half an agreement, also on the diagonal, so many zeros move S
     to 0.5. With zeros="out" a pair is compared on the coordinates where neither is zero; if there are none, S is 0.5.
     """
     choose("zeros", zeros, Zeros)
@@ -313,8 +313,8 @@ def aggregate_tasks(
       "half": half of that; "normalized": (that + ttil) / (1 + the partners' weights), an average; "average": half of
       that and half of the partners' own average, ttil / the partners' weights. A task without partners is that in all.
 
-    Tasks that no upload holds are not in the result: they keep their vectors and give nothing to others. Memory: the
-    result (T x d), written to `out` if given (columns of a larger matrix will do), and pieces of a few thousand
+    Tasks that no upload holds are not in the result: they keep their vectors and contribute nothing to others. Memory:
+    the result (T x d), written to `out` if given (columns of a larger matrix will do), and pieces of a few thousand
     columns; masks are unpacked piece by piece.
     """
     choose("combine", combine, Combine)

@@ -341,8 +341,8 @@ class Updates:
         auxiliary: Mapping[str, Any] | None = None,
         **extra: Any,
     ) -> Updates:
-        """Build Updates from a plain K x d matrix, sorted by key; without `n` rows count the same, without `layout` as
-        "x"."""
+        """Build Updates from a plain K x d matrix, sorted by key. Without `n` all rows count the same; without `layout`
+        there is one block, "x"."""
         X = torch.as_tensor(X)
         X = X if X.is_floating_point() else X.float()
         if X.ndim != 2:
@@ -378,7 +378,7 @@ class Updates:
         return len(self.rows)
 
     def replace(self, **changes: Any) -> Updates:
-        """Return a copy with some fields changed; a new X is taken as it is."""
+        """Return a copy with some fields changed; a new X is not checked."""
         if "X" in changes:
             changes |= {"given": changes.pop("X"), "mixing": None}
         return replace(self, **changes)

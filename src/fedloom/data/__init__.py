@@ -1,4 +1,4 @@
-"""Data sets, and rules that deal them out to clients. Importing this package does not import torch."""
+"""Data sets, and rules that partition them among clients. Importing this package does not import torch."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ Read = Callable[[Tensor, torch.device, Generator | None, Collection[str]], Batch
 
 
 class Examples(Protocol):
-    """Examples that are handed out in batches by index. `batch` may be called from another thread."""
+    """Examples that can be read in batches by index. `batch` may be called from another thread."""
 
     def __len__(self) -> int: ...
 
     @property
     def prefetch(self) -> bool:
-        """Return whether making a batch takes long enough that training should load ahead."""
+        """Return whether batches are so slow to build that training should load them ahead."""
 
     @property
     def domain(self) -> Tensor | None:
@@ -52,7 +52,7 @@ class Examples(Protocol):
         """Bytes that inputs and labels occupy in memory (or in a mapped file)."""
 
     def fingerprint(self) -> bytes:
-        """Return bytes by which a resumed run recognises the same labels."""
+        """Return bytes that let a resumed run check that the labels are the same."""
 
     def batch(self, index: Tensor, device: torch.device, rng: Rng = None, tasks: Tasks = None) -> Batch:
         """Return inputs and labels at the given positions, of the given tasks (all if None). Training passes an `rng`:
@@ -373,19 +373,19 @@ def without_label(labels: Tensor, where: Tensor) -> Tensor:
 class Dataset:
     """A named data set: its tasks, its train and test examples, the names of its domains (may be empty).
 
-    deal      who holds what, (pool, seed) -> Partition, where that belongs to the data
-    signal    what an input is; by default as its shape and type say, and None where they do not
-    classes   name of a task -> names of its classes, of those that have names
-    table     how a table's columns became inputs (a `Preprocessing`)
-    words     how texts became tokens (`texts.Words`)
-    notes     what `fedloom show` says of the data
-    doubts    what `fedloom show` and a run say of values that are probably wrong
+    deal      (pool, seed) -> Partition, if the data set has its own partition
+    signal    the kind of the inputs; by default from their shape and type, None if these do not determine it
+    classes   name of a task -> names of its classes, if they have names
+    table     the `Preprocessing` that turned a table's columns into inputs
+    words     the `texts.Words` that turned texts into tokens
+    notes     notes of `fedloom show` on the data
+    doubts    warnings of `fedloom show` and of a run about values that are probably wrong
     private   noise on what sites send of a table (a `Noise`) -> the same data set, preprocessed by that; None: nothing
               is sent, or no noise can be added
     redrawn   whether each seed draws the test part anew from the examples that others train on
-    drawn_from  how many examples each seed draws the train part from, infinity for new ones; None: as many as it has
+    drawn_from  size of the pool from which each seed draws the train part, infinity for new ones; None: its own size
     reading   how files become inputs
-    public    inputs (n x ...), as models take them, that everybody has; no client trains on them
+    public    inputs (n x ...), as models take them, that every client has; they have no labels
     models    client -> a model of its own, as `fl.run(model=...)` takes it
     group     the group of each train example (N numbers or texts), whose examples stay in one part of a client's data
     """

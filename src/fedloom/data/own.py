@@ -45,10 +45,10 @@ class Client:
     train   its examples: a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping; a TensorDataset
             (x, then a column of labels for each task); (x, y) or (x, {task: y}) as arrays; a split of Hugging Face
             datasets. y is the label of its only task, or a mapping
-    val     the share of them that is set apart for validation, or a data set of its own
-    tasks   names of its tasks, or {name: weight of the loss}; by default those of the federation's tasks of which any
-            of its training examples has a label
-    test    its own test data; by default it shares the federation's. A client with its own is a domain of its own
+    val     the share of them to set apart for validation, or a separate data set
+    tasks   names of its tasks, or {name: weight of the loss}; by default the tasks for which one of its training
+            examples has a label
+    test    its own test data; by default the federation's. A client with its own test data forms its own domain
     model   its own model, in one of the forms that `fl.run(model=...)` takes, for methods that share no parameters with
             others (`fedmd`, `local`); by default the run's. It must have outputs of all tasks of the federation
     group   a number or a text for each of its training examples, such as the patient or the recording: examples with
@@ -67,11 +67,11 @@ class Client:
 
 
 class Federation:
-    """Clients with their data and tasks, for `fl.run` in the place of a recipe's `data` and `partition`.
+    """Clients with their data and tasks, for `fl.run` instead of a recipe's `data` and `partition`.
 
     clients    {name: Client}
     tasks      {name: fl.task(...) or a Task}
-    test       test data that all clients share; may be left out where clients have their own, or only validate
+    test       test data that all clients share; not needed if clients have their own, or only validate
     data       instead of `clients`: one data set, which
     partition  deals out: lists of positions, {name: positions}, a partition's name or its section as in a recipe
                ({"name": "iid", "clients": 10}), a function (pool, seed) -> Partition or lists of positions, or, for a
@@ -88,16 +88,16 @@ class Federation:
     size       for folders of images: images become size x size pixels (bilinear), and their maps too (nearest pixels)
     axes       of series: "NCT" (channels before steps, as models take them; the default), or "NTC", which is turned
 
-    Tensors and arrays are used as they are, but uint8 is scaled to 0..1, and lists of tokens of different lengths are
-    filled up with the signal's padding, by default 0. Other data sets are read example by example, batch after batch,
-    and their labels once at the beginning. What they draw from torch's random stream in training, such as
-    augmentations, follows from the run's seed.
+    Tensors and arrays are used as they are, except that uint8 is scaled to 0..1, and lists of tokens of different
+    lengths are padded with the signal's padding, by default 0. Other data sets are read example by example, batch after
+    batch, and their labels once at the beginning. Their draws from torch's random stream in training, such as
+    augmentations, follow from the run's seed.
 
-    A run warns where test examples in memory are byte by byte copies of training examples, in up to a million examples
-    and 1 GiB of inputs (features of whole numbers are not compared). A Federation warns of labels and inputs (but
-    images) of such a scale that training may not converge, and of clients whose inputs may be in other units.
+    A run warns if test examples in memory are exact copies of training examples, in up to a million examples and 1 GiB
+    of inputs (features of whole numbers are not compared). A Federation warns if labels or inputs (except images) have
+    a scale at which training may not converge, and if a client's inputs may be in other units.
 
-    Raises DataError for data that do not fit. It names the client, the task, what was found and what is expected.
+    Raises DataError for data that do not fit; it names the client, the task, the value found and the value expected.
     """
 
     def __init__(
@@ -262,11 +262,11 @@ class Federation:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """Its tasks."""
+        """The tasks of the federation."""
         return self.dataset.tasks
 
     def partition(self, seed: int = 0) -> Partition:
-        """Return who holds what in a run with this seed."""
+        """Return the partition of a run with this seed."""
         assert self.dataset.deal is not None
         return self.dataset.deal(Pool.of(self.dataset), seed)
 

@@ -111,22 +111,22 @@ def run(
 ) -> Result:
     """Run a federation or a recipe and return the result.
 
-    what       a `fl.Federation`, or a recipe: a packaged name, a file, a mapping or a Recipe; in a mapping objects may
-               stand where names do
+    what       a `fl.Federation`, or a recipe: a packaged name, a file, a mapping or a Recipe; a mapping may have
+               objects in place of names
     folder     must be new or empty; without it the run uses a temporary one, which is deleted with the result: nothing
                is left of `fl.run(...).folder` unless the result is stored
     model      a torch.nn.Module, `fl.model(...)`, a function or class that makes one, an encoder's name, or a mapping
-               with such a `name` and keys of the section model. It is not changed. Of a federation, by default the
+               with such a `name` and keys of the section model. It is not changed. The default for a federation is the
                small encoder for its kind of inputs
     method     a Method, a function that makes one, or a name with its parameters as in a recipe
     overrides  "key.path=value" texts
     progress   receives the events of the run; by default bars where stderr is a terminal, and in a notebook
     engine     an existing engine, used in place of the one that the recipe names
-    options    a recipe's sections (evaluation={"every": 5}), and keys of `training` and `runtime` by themselves
+    options    a recipe's sections (evaluation={"every": 5}), and single keys of `training` and `runtime`
                (rounds=20, epochs=2, batch_size=16, lr=0.1, workers=2)
 
-    Objects made in Python are not in the folder: `resume` needs them again. Without `progress` a run that dropped
-    updates or lost rounds warns (RunWarning), as `Result.table()` says too. Raises UserError (RecipeError, DataError,
+    Objects from Python are not in the folder: `resume` needs them again. Without `progress`, a run that dropped updates
+    or lost rounds warns (RunWarning); `Result.table()` reports it too. Raises UserError (RecipeError, DataError,
     StateError) for bad input.
     """
     if not isinstance(folder, str | Path | None):
@@ -174,12 +174,12 @@ def resume(
     """Continue a run after its last whole checkpoint, bit for bit as if it had never stopped.
 
     `overrides` ("training.rounds=50") and `options` (rounds=50) may change keys of `runtime` and the number of rounds,
-    unless the rounds that are done would then have been others. That begins a new segment of the run, which run.json,
-    an event and the report show.
+    unless that would change the finished rounds. It begins a new segment of the run, which run.json, an event and the
+    report show.
 
-    `federation`, `model` and `method` are what the run began with, if that had objects; the model gets the weights
-    that the run began with. `accept_changes` lets the recipe in the folder differ from the one that the run
-    began with, except for its method, model and data, and records the differences. Only the engine process supports it.
+    `federation`, `model` and `method` are the objects with which the run began, if any; the model gets the run's
+    initial weights. `accept_changes` lets the recipe in the folder differ from the one that the run began with,
+    except for its method, model and data, and records the differences. These changes need the engine process.
 
     Raises StateError if the folder is no run folder or is damaged, or if the data, model, method or recipe changed.
     """
@@ -261,7 +261,7 @@ def _extended(
 
 
 def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: Any) -> Plan:
-    """Plan a run without doing it: parameters, partition, bytes of a round, memory. It takes what `run` takes."""
+    """Plan a run without training: parameters, partition, bytes per round, memory. It takes the arguments of `run`."""
     return plan_built(build(_ready(recipe_of(recipe, model, method, **options))))
 
 

@@ -48,7 +48,7 @@ class Result:
         return Run.read(self.folder)
 
     def table(self, split: str | None = None) -> str:
-        """Return tasks x metrics of the final model on test data (else val), or a sentence where all is withheld."""
+        """Return tasks x metrics of the final model on test data (else val), or a sentence if all are withheld."""
         trouble = [self.trouble] if self.trouble else []
         if not self.measured:
             return "\n".join([f"no scores: {', '.join(self.run.withheld)} withhold them", *trouble])
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def trouble(self) -> str:
-        """Return how the run ended, unless as meant, and how many updates and rounds were lost; '' if none was."""
+        """Return how the run ended, unless normally, and how many updates and rounds were lost; '' if all went well."""
         return self.run.trouble
 
     def __repr__(self) -> str:
@@ -80,8 +80,8 @@ class Result:
     def model(self, client: str | None = None, task: str | None = None) -> nn.Module:
         """Return the final model that a client uses, in evaluation mode; without a client, the model that all share.
 
-        It is a new module, of the user's class where the run began with a whole model. `task` is for methods that have
-        a model for each task. Raises StateError where there is no such model.
+        It is a new module, of the user's class if the run began with a whole model. `task` is for methods with one
+        model per task. Raises StateError if there is no such model.
         """
         models = trained_models(self.folder)
         if (built := self.built) is None:

@@ -68,20 +68,20 @@ def compare(
     tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Comparison:
-    """Run each method at each seed, and put the runs side by side: a column a method, with an interval over seeds.
+    """Run each method with each seed, and compare the runs: one column per method, with an interval over seeds.
 
     `methods` are names, mappings as in a recipe, Methods or functions that make one; `seeds` a number of seeds from 0
-    or the seeds. The change Δm is against `base`, by default the first method. `split` and `metric` are as in `fedloom
-    compare`, everything else as in `fl.run`. Runs are in FOLDER/METHOD-sSEED; without a folder they go with the result.
+    or the seeds. The change Δm is relative to `base`, by default the first method. `split` and `metric` are as in
+    `fedloom compare`, everything else as in `fl.run`. Runs are in FOLDER/METHOD-sSEED; without a folder they go with
+    the result.
 
-    Without `methods` the question is whether training together pays: `local`, `separate`, `fedavg` with own heads,
-    `fedhca2` and `centralised` are each tuned with the same `budget` on validation data, an `fl.Budget` or a mapping of
-    its keys, by default that of `fedloom tune`, and run with three seeds. The table ends with a sentence for each task
-    and each client. Named methods are not tuned.
+    Without `methods`, test whether training together pays off: `local`, `separate`, `fedavg` with own heads, `fedhca2`
+    and `centralised` are each tuned with the same `budget` on validation data, an `fl.Budget` or a mapping of its keys,
+    by default that of `fedloom tune`, and run with three seeds. The table ends with a sentence for each task and each
+    client. Named methods are not tuned.
 
-    `tell` receives a line for each run, by default on stderr. Runs that FOLDER already has are not repeated, and one
-    that was interrupted is continued; those of another recipe, other data, other code or a model of other weights are
-    refused.
+    `tell` receives a line for each run, by default on stderr. Finished runs in FOLDER are not repeated, and interrupted
+    ones are continued. Runs of another recipe, other data, other code or other weights are refused.
 
     Raises UserError for bad input.
     """

@@ -28,11 +28,11 @@ Beside = Mapping[str, Mapping[str, Any]]
 def check(thing: Stage | Method, beside: Beside | None = None) -> None:
     """Check a stage, or the stages of a method, against the laws that every stage of fedloom obeys.
 
-    Five clients hold two tasks in some rounds. What comes out must be finite, repeat itself, not depend on the clients'
-    names, be zero for zero updates, and come without any client; and blocks that only some clients hold end as
-    `Traits.presence` says. (That updates and state stay as they are is checked at every call.) `beside` are extras that
-    the stage reads, of the clients c0 to c4, where these are not numbers. Raises UserError that names all laws that are
-    broken, or says why the stage cannot be checked.
+    Five clients hold two tasks in some rounds. The output must be finite and reproducible, not depend on the clients'
+    names, be zero for zero updates, and exist without any client. Blocks that only some clients hold end as
+    `Traits.presence` says. (Every call checks that the stage does not change its inputs.) `beside` are extras that the
+    stage reads, for the clients c0 to c4, if they are not numbers. Raises UserError, which names all violated laws or
+    the reason why the stage cannot be checked.
     """
     if not isinstance(thing, Stage | Method):
         raise UserError(

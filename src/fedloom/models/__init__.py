@@ -1,4 +1,4 @@
-"""Encoders, and the model that puts one head per task on one. Importing this package does not import torch."""
+"""Encoders, and the model with one encoder and one head per task. Importing this package does not import torch."""
 
 from __future__ import annotations
 

@@ -65,13 +65,13 @@ def build_model(
 ) -> MultiTask:
     """Build the named encoder (with its parameters) and the tasks' heads on the CPU, initialised from `seed` alone.
 
-    What the name stands for may also give any module, or what `fl.model` returns (see `as_multitask`). The encoder then
-    loads the file `weights`, and `lora` freezes it and adds factors. What is drawn for one part does not depend on the
-    others: heads are the same with and without weights or LoRA. `signal` says what an input is.
+    The registered function may also return any module, or the result of `fl.model` (see `as_multitask`). The encoder
+    then loads the file `weights`, and `lora` freezes it and adds factors. The parts are drawn independently: heads are
+    the same with and without weights or LoRA. `signal` is the kind of the inputs.
 
-    The global random state of torch is as before afterwards. Raises RecipeError for an unknown encoder, inputs that it
-    cannot take, a task name that cannot be used, a module that does not fit the tasks, or a target of LoRA that
-    is no layer; UserError for weights that do not fit.
+    The global random state of torch is unchanged. Raises RecipeError for an unknown encoder, inputs that it cannot
+    take, a task name that cannot be used, a module that does not fit the tasks, or a target of LoRA that is no layer;
+    UserError for weights that do not fit.
     """
     entry = ENCODERS[encoder] if isinstance(encoder, str) else encoder
     with seeded(seed, "init"):

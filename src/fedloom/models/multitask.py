@@ -139,7 +139,7 @@ class MultiTask(nn.Module):
     output is resized to the input's size (bilinear, align_corners false). `encoder.decoder` says which decoder:
     `pyramid` (`PyramidDecoder`), `transposed` (`TransposedDecoder`, of the decentralised thesis) or `thesis`
     (`ThesisDecoder`, of its release). Other tasks read the encoder's features; those of maps are the mean of the last
-    one. `heads` are given where they are not to be the tasks' own.
+    one. `heads` replace the tasks' own heads.
 
     RecipeError for a name that no parameter can have (see `check_name`) or that occurs twice, and where a dense task
     meets an encoder without maps.

@@ -82,7 +82,7 @@ class View:
 
 
 class LocalRule(Checked):
-    """Something a method adds to local training. Rules add up; none may assume that it is alone.
+    """The part of a method that changes local training. Rules add up, so none may assume that it is the only one.
 
     `provides` names what `finish` returns for the server: "extra:NAME" a number, a text or a tensor, "auxiliary:NAME" a
     vector (p). `needs` names what some stage must broadcast. `features` and `validation` ask for those parts of the
@@ -101,12 +101,12 @@ class LocalRule(Checked):
 
     @property
     def provides(self) -> Fields:
-        """Return the names of what `finish` returns for the server."""
+        """Return the names of the values that `finish` returns for the server."""
         return frozenset()
 
     @property
     def needs(self) -> Fields:
-        """Return the names of what some stage must broadcast."""
+        """Return the names of the values that some stage must broadcast."""
         return frozenset()
 
     @property
@@ -147,7 +147,7 @@ class LocalRule(Checked):
         return state, {}
 
     def moved(self, update: Updates, broadcast: Broadcast) -> Updates:
-        """Return rows of one client, which may be noise, with zeros where this rule keeps the model as it came."""
+        """Return rows of one client (possibly noise) with zeros in the coordinates that this rule does not train."""
         return update
 
     def personal(self, state: State) -> Tensor | None:
@@ -213,7 +213,7 @@ def ends(phases: tuple[Phase, ...], batches: int) -> list[int]:
 
 @dataclass(frozen=True)
 class LabelMeans(LocalRule):
-    """The predictions of `ConstantAnswers` become the means of the client's labels in its first round, and stay so."""
+    """Sets the predictions of `ConstantAnswers` to the means of the client's labels, in its first round."""
 
     @property
     def repeat(self) -> int:

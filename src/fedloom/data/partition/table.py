@@ -95,12 +95,12 @@ class Share:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Its name, tasks and domain."""
+        """The share's name, tasks and domain, in words."""
         return {"client": self.client, "tasks": dict(self.tasks), "domain": self.domain}
 
     @property
     def index(self) -> Indices:
-        """All its positions."""
+        """All positions of the share."""
         return np.concatenate([self.train, self.val])
 
     def check(self, pool: Pool) -> None:
@@ -168,7 +168,7 @@ class Partition:
         return partition
 
     def without(self, positions: Indices) -> Partition:
-        """Return the partition with some positions in nobody's share."""
+        """Return the partition without some positions."""
         left = [[part[~np.isin(part, positions)] for part in (share.train, share.val)] for share in self.shares]
         shares = [replace(s, train=train, val=val) for s, (train, val) in zip(self.shares, left, strict=True)]
         return replace(self, shares=tuple(shares))

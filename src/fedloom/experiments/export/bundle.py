@@ -137,13 +137,13 @@ def export(
 ) -> Path:
     """Write a model of a finished run, a result or its folder, to the new or empty folder `out`, which is returned.
 
-    The global model, or the one that `client` uses; with `task`, without the heads and decoders of other tasks. The
-    run's data are loaded, for they say how inputs are normalised. `licence` is the identifier that the card gives.
-    `hub` makes it a model repository of Hugging Face: a config.json, and what was measured in the card's head.
+    It exports the global model, or the one that `client` uses; with `task`, without the heads and decoders of other
+    tasks. The run's data are loaded to learn how inputs are normalised. `licence` is the identifier in the card. `hub`
+    writes a model repository of Hugging Face: a config.json, and the metrics in the card's head.
 
-    Raises StateError where the run is not finished or `out` is not empty, UserError for a client or a task that is not
-    there or that must be named, for a licence that is no identifier, and for a model that was made in Python; from a
-    folder also where its data were.
+    Raises StateError if the run is not finished or `out` is not empty, UserError for an unknown client or task or one
+    that must be named, for a licence that is no identifier, and for a model from Python (given a folder, also for data
+    from Python).
     """
     if not re.fullmatch(LICENCE, licence):
         raise UserError(f"licence {licence!r}: expected an identifier, such as apache-2.0, cc-by-nc-4.0 or unknown")

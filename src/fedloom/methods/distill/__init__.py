@@ -29,7 +29,7 @@ def condistfl(rule: training.ConditionalDistillation) -> m.Method:
     over the batch's pixels that are labelled $S$ and that the received model puts into $S$. So $q$ is the probability
     of a group given that the class is none of the client's. The server is FedAvg.
 
-    paper as above; only abstracts and excerpts could be read, so numbers are the release's
+    paper    as above; only abstracts and excerpts could be read, so numbers are the release's
     release  T = 2; lambda grows from 0.01 to 1 evenly over the rounds; an organ and its tumour are one group where
              neither is labelled; the supervised loss is Dice + cross entropy, of four depths; 1e-5 in denominators
     here     the supervised loss is the task's own, made marginal; lambda grows from lam/100 to lam over the client's

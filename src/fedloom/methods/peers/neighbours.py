@@ -33,9 +33,9 @@ def similar_enough(similarity: Mapping[str, float], threshold: float) -> tuple[s
 def recent(similarity: Mapping[str, float], since: Mapping[str, int], rate: float) -> dict[str, float]:
     """Return similarities s less |s| exp(-rate t), t >= 1 being the rounds `since` a candidate was last chosen.
 
-    So those that were not chosen for long come in turn, and those that never were keep theirs (PFedDST: Fan et al.,
-    2025, whose score is the factor 1 - exp(-rate t) times one of losses and of the similarity of tasks, which is not
-    negative; one that is, as from losses below 0, gets smaller too).
+    So candidates that were not chosen for long get their turn, and those never chosen keep their similarity (PFedDST:
+    Fan et al., 2025, whose score is the factor 1 - exp(-rate t) times one of losses and of the similarity of tasks,
+    which is not negative; one that is, as from losses below 0, gets smaller too).
     """
     if not rate > 0:
         raise ValueError(f"rate: expected a number above 0, found {rate}")
@@ -144,13 +144,13 @@ Exchange = Literal["encoder", "full"]
 
 
 def alignment(cosines: Iterable[float]) -> float:
-    """Mean of the finite ones of a peer's cosines with its candidates, in [-1, 1]; nan where there is none."""
+    """Return the mean of a peer's finite cosines with its candidates, in [-1, 1]; nan if there are none."""
     finite = [float(c) for c in cosines if math.isfinite(float(c))]
     return math.fsum(finite) / len(finite) if finite else math.nan
 
 
 def next_scope(alignment: float, current: Exchange = "full", enter: float = 0.6, leave: float = 0.3) -> Exchange:
-    """Return what to exchange in the next round: "encoder" from an alignment of `enter` on, "full" again below `leave`.
+    """Return the scope of the next round: "encoder" from an alignment of `enter` on, "full" again below `leave`.
 
     The thesis saw exchange of the encoder alone hold where gradients had cosines of 0.6 to 0.8 (NYU depth v2) and
     oscillate where they were low or negative (Pascal Context), with exchange of everything stable in both; it advises

@@ -47,7 +47,7 @@ def conflict_averse_mix(
     safeguards: Safeguards = Safeguards(),  # noqa: B008
     before: Mapping[str, float] | None = None,
 ) -> Mixed:
-    """Return a peer's update from its own and its neighbours' (name -> d), so that none of them is worked against.
+    """Return a peer's update from its own and its neighbours' (name -> d), by conflict-averse mixing.
 
     U = (g_0 + c |g_0| g_w / |g_w|) / (1 + c^2) with g_0 the plain mean of the rows and g_w the convex combination that
     minimises <g_w, g_0> + c |g_0| |g_w| (FedHCA2; see `fedloom.stages.conflict_averse_weights`). The second part is

@@ -165,9 +165,9 @@ class Timing:
     """The course of a synchronous round; seconds since the start of the run.
 
     end       when the next round begins
-    arrivals (sender, receiver) -> the time at which the message arrived, also if late; no entry for lost ones
-    late messages that arrived after the deadline: the receivers mix without them
-    slow peers that were still training at the deadline; all of their messages are late
+    arrivals  (sender, receiver) -> the time at which the message arrived, also if late; no entry for lost ones
+    late      messages that arrived after the deadline: the receivers mix without them
+    slow      peers that were still training at the deadline; all of their messages are late
     """
 
     start: float

@@ -51,7 +51,7 @@ def parameters(own: Tensor, others: Tensor | None = None) -> Tensor:
 
 
 def features(own: Tensor, others: Tensor | None = None) -> Tensor:
-    """Return the similarity of what encoders see (C1): the mean of those of channels' means and deviations."""
+    """Return the similarity of encoder features (C1): the mean of the similarities of channel means and deviations."""
     each = [parameters(own[..., i, :], None if others is None else others[..., i, :]) for i in (0, 1)]
     return (each[0] + each[1]) / 2
 
@@ -88,7 +88,7 @@ def task_weights(weights: Mapping[str, Mapping[str, float]]) -> Tensor:
 
 
 def cross_loss(losses: Tensor, rule: LossRule = "exp") -> Tensor:
-    """Return how well others' models do here: similarities from losses (n).
+    """Return the performance of others' models on this peer's data: similarities from losses (n).
 
     "exp": exp(-loss). "negative": -loss (eq. 4.6). "inverse": 1 / (loss + 0.01), as in the release. For the same losses
     the order of the candidates is the same; "exp" and "inverse" also serve as weights. An infinite loss gives 0, or
@@ -104,7 +104,7 @@ def cross_loss(losses: Tensor, rule: LossRule = "exp") -> Tensor:
 
 
 def disparity(losses: Tensor) -> Tensor:
-    """Return how badly others' models do here, 1 - exp(-loss), from losses (n); nan, never chosen, where infinite.
+    """Return the disparities 1 - exp(-loss) of others' models, from losses here (n); nan (never chosen) if infinite.
 
     The loss score of PFedDST (Fan et al., 2025) asks how the peer's own model does on the others' data.
     """

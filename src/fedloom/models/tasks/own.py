@@ -291,13 +291,13 @@ def task(
                    Class 0 then means "none of these"; clients that are not named label all classes
     loss           a function of (outputs, labels), or a module such as nn.CrossEntropyLoss(), that gives the mean loss
                    of a batch or one loss per example; it never sees examples without a label
-    metric         the metric that stands for the task in tables, by its name, or several, of which the first does:
-                   auc, pr-auc, balanced-accuracy, brier, calibration, accuracy of classes and labels, mae and kappa of
-                   ordered classes, rmse, mae, r2 of numbers, and what the kind measures anyway. By default auc of two
-                   classes and of labels, accuracy, mae of ordered classes, rmse, miou, merr, edge_f_plain
+    metric         the name of the task's main metric in tables, or several names, of which the first is the main
+                   one: auc, pr-auc, balanced-accuracy, brier, calibration, accuracy of classes and labels, mae and
+                   kappa of ordered classes, rmse, mae, r2 of numbers, and what the kind measures anyway. By default auc
+                   of two classes and of labels, accuracy, mae of ordered classes, rmse, miou, merr, edge_f_plain
     metrics        name -> a function of (outputs, labels) of all examples at once, or an object of torchmetrics, which
-                   is updated over the data set; (either, "min") where less is better. The first one then stands for
-                   the task; the usual ones are measured too
+                   is updated over the data set; (either, "min") if less is better. The first one is then the main
+                   metric; the usual ones are measured too
     weight         of the task's loss
 
     Raises RecipeError for what does not fit, such as a number of classes below 2 or an unknown metric.

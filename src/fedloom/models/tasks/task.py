@@ -78,7 +78,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def metrics(self) -> Mapping[str, Direction]:
-        """Metric name -> whether larger ("max") or smaller ("min") is better; may be a class variable."""
+        """Metric name -> "max" if larger is better, "min" if smaller is; may be a class variable."""
 
     @property
     def primary(self) -> str:
