@@ -27,8 +27,8 @@ $(VENV)/.test: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[test]'
 	@touch $@ $(VENV)/.demo
 
-# What the project is for: sixteen clients with one of four tasks each, alone and together, three seeds; then for whom
-# it was worth it, and by how much, and the page of all runs.
+# The demo: patients of 16 countries with four of six outcomes each, trained alone and together, three seeds; then the
+# change compared with training alone, and the page of all runs.
 demo: $(VENV)/.demo
 	@rm -rf grids/demo
 	@$(BIN)/fedloom demo

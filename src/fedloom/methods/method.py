@@ -142,7 +142,7 @@ class InOnePlace(Received):
 
 @dataclass(frozen=True)
 class Method(Checked):
-    """A federated method. Data only: runners own the loops.
+    """A federated method. It holds data only: runners own the loops.
 
     model    changes of the model before the first round
     local    what local training is made of: rules that add up; phases, parts of the model that are trained one after
@@ -150,14 +150,14 @@ class Method(Checked):
     edge     stage at the client, before the codec; sees one row at a time
     codec    how an update travels; with rows (client, task), also how a client's task vectors come back to it
     stage    aggregation, at the server or at the peer
-    server   what the server does with the result
+    server   the server's step with the result
     private  selector of blocks that never leave a client, or None
     turn     what a client does in its turn of a round: it trains the received model (`Received`), its own of its last
              round (`Own`), one of its own beside (`Beside`), or each of its tasks alone (`EachTask`), or as a client of
              its own (`Apart`); or no client does, for all examples lie in one place (`InOnePlace`)
     weights  a row's weight before any stage: its number of examples, as the client says with each answer (size) or as
              was known before the run (declared), or 1 (uniform)
-    max_examples  most examples that a row counts for, whatever a client says, or None
+    max_examples  largest number of examples that a row may count for, whatever a client claims, or None
     public   how many training examples go to no client, because every model predicts them: the public set of a
              federation that has none of its own (`module.public`)
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
@@ -214,7 +214,7 @@ class Method(Checked):
                 )
 
     def plus(self, stage: Stage, at: Literal["edge", "server"] = "edge") -> Method:
-        """Return the method with one more stage, which its name says too: 'fedavg + TopMagnitude(rho=0.3)'.
+        """Return the method with one more stage, added to its name: 'fedavg + TopMagnitude(rho=0.3)'.
 
         At the client it comes after the stages there. At the server it comes just before the rows are combined, so
         after the method's own changes to the rows and after stages added earlier.
@@ -324,7 +324,7 @@ class Method(Checked):
 
     @property
     def outline(self) -> Outline:
-        """The method in words, place by place."""
+        """Return the description of the method, place by place."""
         rules = [Box.of(rule) for rule in self.rules] or [Box("the tasks' losses only")]
         beside = [] if self.turn.beside is None else [Box("Stream", f"rules={self.turn.beside!r}")]
         more = [*map(Box.of, self.phases), *beside, *([] if self.tune is None else [Box.of(self.tune)])]

@@ -366,6 +366,6 @@ class OpenedGrid:
 def grid(source: str | Path) -> OpenedGrid:
     """Open a grid that `fedloom grid` ran, finished or not: its folder, or a grid that ran in its default folder.
 
-    Raises StateError where there is no such folder, RecipeError for a grid that cannot be read.
+    Raises StateError if there is no such folder, RecipeError for a grid that cannot be read.
     """
     return OpenedGrid(*open_folder(source))

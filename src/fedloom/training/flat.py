@@ -29,7 +29,7 @@ class FlatModel:
     grad     p values; the gradients of the parameters are views of it and backward adds to them
     initial  the first values of `vector`: a copy, unless they are given
 
-    `channels_first` says that images must not have the channels last in memory (see `_harmed_by_channels_last`).
+    `channels_first`: images must not have the channels last in memory (see `_harmed_by_channels_last`).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FlatModel:
 
     @classmethod
     def copy_of(cls, module: nn.Module, device: str | torch.device = "cpu") -> FlatModel:
-        """Return a copy of a module that is not trained: `initial` are that module's own values where it is bound."""
+        """Return a copy of a module that is not trained; if the module is bound, `initial` are its values."""
         layout = Layout.from_module(module)
         return cls(copy.deepcopy(module), layout, device, layout.flatten(module).to(device))
 

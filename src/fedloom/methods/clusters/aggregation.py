@@ -83,7 +83,7 @@ def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
 
 @dataclass(frozen=True)
 class SimilarGroups(settings.SimilarGroupsSettings, Stage):
-    """Each row gets the mean of the trained models in its group, grouped anew every round (MaT-FL).
+    """Means of groups: each row gets the mean of the trained models in its group, regrouped every round (MaT-FL).
 
     Groups come from average linkage on the cosine distance of the models minus their mean ("centred-weights") or of the
     updates ("update"). `soft` instead weighs all models by relu(cosine + threshold). The mean is weighted by `weight`.
@@ -122,12 +122,12 @@ class SimilarGroups(settings.SimilarGroupsSettings, Stage):
 
 @dataclass(frozen=True)
 class SplittingClusters(Aggregation):
-    """One model for all, then one for each cluster: a cluster whose members pull apart is split in two (CFL).
+    """One model for all, then one per cluster: a cluster whose members' updates conflict is split in two (CFL).
 
     A cluster with norms |mean X| < eps1 and max |X_k| > eps2 is split, from round `start` + 1 on, if it has more than
     two members and all of them are present, into the parts of `bipartition`. With `relative` both thresholds are
-    multiples of the mean norm in the first round. Then `stage` runs in each cluster, and what it returns goes to all
-    members, absent ones too. Before the first split that is one row for everyone.
+    multiples of the mean norm in the first round. Then `stage` runs in each cluster, and all members get its result,
+    absent ones too. Before the first split there is one row for everyone.
     """
 
     eps1: float = 0.2
@@ -231,7 +231,7 @@ class CosineMix(settings.CosineMixSettings, Stage):
 
 @dataclass(frozen=True)
 class TaskLeaders(settings.TaskLeadersSettings, Stage):
-    """Clients with equal tasks get one model; the leaders of groups exchange updates (ColNet, Feng et al., 2025).
+    """One model per group of clients with equal tasks; group leaders exchange updates (ColNet, Feng et al., 2025).
 
     With v_g and Delta_g the uniform means of a group's models before the round and of its updates, all clients in g end
     at v_g + Delta_g + alpha U(Delta_1 .. Delta_G). U is the conflict-averse update of `conflict_averse_mix`; it is left
@@ -267,7 +267,7 @@ class SingleTaskModels(settings.SingleTaskModelsSettings, Stage):
     """Each row gets the mean of the models of its tasks; that of task t is a mean of all trained models (FedPMT).
 
     theta_t = sum_j a_jt w_j (base_j + X_j) / sum_j a_jt w_j, a_jt being 1 for rows that hold t and `attenuation` for
-    others, w_j the `weight`. So 1 leaves one model for all, and with 0 rows without a common task never meet.
+    others, w_j the `weight`. So 1 gives one model for all, and with 0 rows without a common task are never mixed.
     """
 
     traits = Traits("mix", reads={"X", "base", "weight", "extra:tasks"}, presence="row")

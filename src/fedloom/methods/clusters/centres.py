@@ -116,9 +116,9 @@ class ChosenClusters(Aggregation):
 
     The choice is the extra "cluster". The first round has one model for all, with `stage`; then the models part (see
     `first_models`). From then on `stage` gets each row relative to its chosen model. All members of a cluster get its
-    model, absent ones too; a model that no client chose stays as it is. With `least` rows also move models that their
-    clients did not choose, so that each is moved by at least so many (see `rebalanced`). With `mixed` a client gets the
-    mix of all models by its shares, the extras "shareS", in place of the one that it chose (FedSPD).
+    model, absent ones too; a model that no client chose stays as it is. With `least`, rows also move models that their
+    clients did not choose, so that at least that many rows move each model (see `rebalanced`). With `mixed` a client
+    gets the mix of all models by its shares, the extras "shareS", in place of the one that it chose (FedSPD).
     """
 
     count: Count = 2
@@ -332,7 +332,7 @@ class _OfModels(LocalRule):
 class BestCluster(_OfModels):
     """Starts from the broadcast model with the smallest loss on the client's training data; sends its number (IFCA).
 
-    Among equal losses the first counts. Blocks that are not shared stay the client's. Sends -1 if there were no models.
+    The first of equal losses counts. Blocks that are not shared stay at the client. Sends -1 without models.
     """
 
     provides = frozenset({"extra:cluster"})
@@ -352,9 +352,9 @@ class BestCluster(_OfModels):
 class DrawnCluster(_OfModels):
     """Trains one broadcast model, another one in each round, on the examples that it fits best of all models (FedSPD).
 
-    Drawn are, alike, those that fit at least `least` of the client's training examples best, or else the one that fits
-    most. Sends its number, and the share of the examples that each model fits best. Without models it trains on all
-    examples and sends -1, with equal shares.
+    It draws uniformly among the models that fit at least `least` of the client's training examples best, or else takes
+    the one that fits most. Sends its number, and the share of the examples that each model fits best. Without models it
+    trains on all examples and sends -1, with equal shares.
     """
 
     least: int = 10

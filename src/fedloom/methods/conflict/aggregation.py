@@ -147,8 +147,8 @@ _ALIGNED = 0.99
 class CAGrad(settings.CAGradSettings, Stage):
     """The direction near the mean that is best for the worst-off row; see the add-on `cagrad`.
 
-    If some clients lack blocks, columns that the same rows have form a problem of their own, solved among those rows:
-    so nothing is diluted, and |u - g_0| <= c |g_0| holds in each problem.
+    If some clients lack blocks, columns that the same rows have form a separate problem, solved among those rows. So
+    nothing is diluted, and |u - g_0| <= c |g_0| holds in each problem.
     """
 
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
@@ -179,8 +179,8 @@ class MinNorm(settings.MinNormSettings, Stage):
     """The shortest convex combination of the rows (MGDA: Désidéri 2012; on unit rows: FDSE, CVPR 2025).
 
     With `unit` the rows are first made unit vectors and the result is multiplied by their mean norm. Zero rows are left
-    out; a combination that vanishes (within a millionth of its parts) is exactly zero. Weights play no part. If some
-    clients lack blocks, columns that the same rows have form a problem of their own, solved among those rows.
+    out; a combination that vanishes (within a millionth of its parts) is exactly zero. Weights are not used. If some
+    clients lack blocks, columns that the same rows have form a separate problem, solved among those rows.
     """
 
     traits = Traits("mix", reduces=True, separable=True, presence="row")
@@ -270,7 +270,7 @@ def _projector() -> Any:
 
 @dataclass(frozen=True)
 class UPGrad(Weighting):
-    """The mean of the rows, each projected onto the cone of what conflicts with no row (Quinton and Rey, 2024)."""
+    """The mean of the rows, each projected onto the cone of directions without conflict (Quinton and Rey, 2024)."""
 
     def weighting(self, p: Tensor) -> Any:
         return _library().UPGradWeighting(p, _projector())
@@ -278,7 +278,7 @@ class UPGrad(Weighting):
 
 @dataclass(frozen=True)
 class DualProj(Weighting):
-    """The mean, projected onto the cone of what conflicts with no row (GEM: Lopez-Paz and Ranzato, NeurIPS 2017)."""
+    """The mean, projected onto the cone of directions without conflict (GEM: Lopez-Paz and Ranzato, NeurIPS 2017)."""
 
     def weighting(self, p: Tensor) -> Any:
         return _library().DualProjWeighting(p, _projector())

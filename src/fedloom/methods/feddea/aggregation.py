@@ -227,7 +227,7 @@ _MOST = torch.iinfo(torch.int16).max
 
 @dataclass(frozen=True)
 class Heal(HealSettings, Stage):
-    """Masks by consistency and weights by distance, for the mean that follows; the add-on `heal` has the equations.
+    """Masks by consistency and weights by distance, for the following mean; the add-on `heal` has the equations.
 
     X passes as it is; M is written as `coef` (bool) and w as `weight`, in place of the weights so far or multiplied
     with them. Where no round of a client moved a coordinate, `zeros` "none" counts q as 1. State: per client one or two

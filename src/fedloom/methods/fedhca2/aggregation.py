@@ -112,14 +112,14 @@ class HyperConflictAverse(_Learner):
 
 @dataclass(frozen=True)
 class HyperCrossAttention(_Learner):
-    """Adds to each decoder a learned share of what it finds in all decoders' updates; see the method `fedhca2`.
+    """Adds to each decoder a learned share of its attention over all decoders' updates; see the method `fedhca2`.
 
     Tensors of different tasks correspond if they have the same shape and the same name after the task's:
     decoders.TASK.fuse.weight is fuse.weight. A layer is a tensor's name without .weight or .bias. Columns that belong
     to no task count as a decoder of their own.
 
-    softmax is not homogeneous: short updates, as after a short warm-up, get nearly their mean, long ones nearly
-    themselves. A single decoder gets its own update again, times beta. With beta 0 every row comes back bit for bit.
+    softmax is not homogeneous: short updates, as after a short warm-up, become nearly their mean; long ones stay nearly
+    the same. A single decoder gets beta times its own update in addition. With beta 0 every row comes back bit for bit.
     State: two numbers for each decoder and layer, and A of the last round. Records the round's betas, not clamped.
     """
 

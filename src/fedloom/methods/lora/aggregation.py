@@ -58,7 +58,7 @@ class FactorProducts(Stage):
 
     @property
     def clients(self) -> Set[str]:  # type: ignore[override]
-        """Those that have a rank of their own."""
+        """The clients with their own rank."""
         return self.ranks.keys()
 
     def init(self, layout: Layout) -> State:
@@ -108,7 +108,7 @@ def _layers(layout: Layout) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class MergeFactors(LocalRule):
-    """After training W <- W + (alpha / rank) B A in each layer with factors, which are again what they were before.
+    """Merges after training, W <- W + (alpha / rank) B A in each layer with factors, and resets the factors.
 
     B begins as 0, so merging leaves the outputs as they are, and each round adds a product of the factors' rank.
     """
@@ -127,7 +127,7 @@ class MergeFactors(LocalRule):
 
 @dataclass(frozen=True)
 class OwnRank(LocalRule):
-    """Trains the first components of all factors only, as many as the server says; the others keep their values."""
+    """Trains only the first components of all factors, as many as the server sends; the others keep their values."""
 
     needs = frozenset({"broadcast:rank"})
 

@@ -37,12 +37,12 @@ from fedloom.training.rules import LocalRule, View
 
 @dataclass(frozen=True)
 class AtPeer(Stage):
-    """The aggregation `stage` at one peer: over its own row and its neighbours', for itself alone.
+    """The aggregation `stage` at one peer, over its own row and its neighbours' rows.
 
-    Rows are the displacements of the trained models from the peer's own start, or updates if peers send updates. They
-    count by `shares` (client -> weight; None: by the weights they come with). Rows of others have only the blocks of
-    `scope` (names; None: all). If a stage leaves a row for each client, the peer's own row is taken. Blocks that no row
-    with a weight has are taken from the peer's own row. The state is that of `stage`.
+    Rows are the displacements of the trained models from the peer's own start, or updates if peers send updates. Their
+    weights are `shares` (client -> weight; None: the rows' own weights). Rows of others have only the blocks of `scope`
+    (names; None: all). If a stage leaves a row for each client, the peer's own row is taken. Blocks that no row with a
+    weight has are taken from the peer's own row. The state is that of `stage`.
     """
 
     stage: Stage
@@ -182,7 +182,7 @@ class OnGraph(Stage):
 
 @dataclass(frozen=True)
 class Gossip(OnGraph):
-    """Every trained model becomes a mean of itself and its neighbours (gossip; D-PSGD, Lian et al., NeurIPS 2017).
+    """Gossip: every trained model becomes a mean of itself and its neighbours (D-PSGD, Lian et al., NeurIPS 2017).
 
     w_k <- sum_j W_kj w_j with Metropolis weights on an undirected graph over the present rows, drawn from the run's
     seed every `every` rounds. W is doubly stochastic, so the mean of the models stays. The original D-PSGD takes the
@@ -205,7 +205,7 @@ class SimilarityMix(SimilarityMixSettings, Stage):
 
     Similarity is `alpha` times the overlap of tasks (with equal weights, from the extra "tasks") plus 1 - `alpha` times
     (cos + 1) / 2 of the updates over the columns that the stage sees; weights are those of
-    `fedloom.peers.soft_weights`. Without the extra only updates count. All peers mix the models of the same instant.
+    `fedloom.peers.soft_weights`. Without the extra only updates count. All peers mix models of the same round.
     """
 
     traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"}, presence="coupled")

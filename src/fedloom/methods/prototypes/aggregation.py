@@ -94,7 +94,7 @@ class KeepsPrototypes(Identity):
 
 @dataclass(frozen=True)
 class MeanPrototypes(KeepsPrototypes):
-    """One prototype a class: the mean of the clients' (FedProto), by `counts` of examples or all `clients` alike."""
+    """One prototype per class: the mean of the clients' (FedProto), by `counts` of examples or over `clients`."""
 
     by: Literal["counts", "clients"] = "counts"
 
@@ -112,7 +112,7 @@ class MeanPrototypes(KeepsPrototypes):
 
 @dataclass(frozen=True)
 class ClusteredPrototypes(ClusteredPrototypesSettings, KeepsPrototypes):
-    """Several prototypes a class: the means of FINCH's clusters of the clients' (FPL, `cluster_prototypes`)."""
+    """Several prototypes per class: the means of FINCH's clusters of the clients' (FPL, `cluster_prototypes`)."""
 
     def update(self, before: State | None, prototypes: Sequence[maths.Prototypes], task: str, ctx: Ctx) -> State:
         new = maths.cluster_prototypes(prototypes, self.partition)
@@ -128,7 +128,7 @@ class ClusteredPrototypes(ClusteredPrototypesSettings, KeepsPrototypes):
 
 @dataclass(frozen=True)
 class TrainedPrototypes(KeepsPrototypes):
-    """One prototype a class from a generator that is trained on the clients' (FedTGP, `trained_generator`).
+    """One prototype per class, from a generator that is trained on the clients' (FedTGP, `trained_generator`).
 
     The generator and its batches are drawn from the run's seed. Only classes that some client had so far are broadcast.
     """
@@ -157,7 +157,7 @@ class TrainedPrototypes(KeepsPrototypes):
 
 @dataclass(frozen=True)
 class MovingAnchors(MovingAnchorsSettings, KeepsPrototypes):
-    """One anchor a class, random at first, that slowly follows the clients' prototypes (FedSA, `moved_anchors`).
+    """One anchor per class, random at first, that slowly follows the clients' prototypes (FedSA, `moved_anchors`).
 
     The first anchors are drawn from the run's seed, once the first prototypes show their number and width. The anchors
     of all classes are broadcast.

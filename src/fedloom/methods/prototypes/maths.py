@@ -74,7 +74,7 @@ def prototype_pull(
     distance: Literal["mse", "norm"] = "mse",
     over: Over = "known",
 ) -> Tensor:
-    """Mean distance of features to the prototype of their class (FedProto; also in FPL, FedTGP and FedSA).
+    """Compute the mean distance of features to their class's prototype (FedProto; also in FPL, FedTGP and FedSA).
 
     `mse`: squared and averaged over the dimensions, as in the releases; `norm`: the 2-norm, as in FedProto's paper.
     """
@@ -188,7 +188,7 @@ def fpl_loss(
     temperature: float = 0.02,
     over: Over = "known",
 ) -> Tensor:
-    """Return what FPL adds to cross entropy: `cluster_contrast` plus the pull to the mean of the class's clusters."""
+    """Return FPL's term beside cross entropy: `cluster_contrast` plus the pull to the mean of the class's clusters."""
     pull = prototype_pull(features, labels, clusters.unbiased(classes), over=over)
     return cluster_contrast(features, labels, clusters, temperature, over) + pull
 

@@ -171,7 +171,7 @@ class SemanticAnchors(CollectPrototypes):
     """Adds FedSA's three terms on the broadcast anchors (`anchor_losses`); provides prototypes of the whole round.
 
     The margin is the mean gap between neighbouring anchors or between the client's own prototypes of its last round,
-    whichever is larger. State: these prototypes. A task that lacks an anchor for some class is left alone.
+    whichever is larger. State: these prototypes. A task without an anchor for some class gets no term.
     """
 
     last_epoch: bool = False

@@ -232,7 +232,7 @@ class AroundOwn(ByGram):
 
 @dataclass(frozen=True)
 class Krum(ByGram):
-    """Every row becomes the one that is nearest to its K - f nearest rows (Blanchard et al., NeurIPS 2017)."""
+    """The row that is nearest to its K - f nearest rows, for every row (Blanchard et al., NeurIPS 2017)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
         W = torch.zeros_like(G)
@@ -242,7 +242,7 @@ class Krum(ByGram):
 
 @dataclass(frozen=True)
 class MultiKrum(ByGram):
-    """Every row becomes the mean of the K - f rows with the best scores of Krum (Blanchard et al., NeurIPS 2017)."""
+    """The mean of the K - f rows with the best Krum scores, for every row (Blanchard et al., NeurIPS 2017)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
         W = torch.zeros_like(G)
@@ -252,9 +252,9 @@ class MultiKrum(ByGram):
 
 @dataclass(frozen=True)
 class MinimumDiameter(ByGram):
-    """Every row becomes the mean of the K - f rows whose largest distance is least (MDA: El-Mhamdi et al., PODC 2020).
+    """The mean of the K - f rows with the smallest diameter, for every row (MDA: El-Mhamdi et al., PODC 2020).
 
-    Of several such sets the first counts, by position.
+    If several sets tie, the first by position counts.
     """
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
@@ -285,7 +285,7 @@ _SETS = 100_000  # the most sets of rows that `MinimumDiameter` tries: 20 rows w
 
 @dataclass(frozen=True)
 class NearestMix(ByGram):
-    """Every row becomes the mean of its K - f nearest rows, itself among them (NNM: Allouah et al., AISTATS 2023)."""
+    """The mean of each row's K - f nearest rows, including itself (NNM: Allouah et al., AISTATS 2023)."""
 
     robust = False  # a hostile row stays a part of its own mean
 
@@ -295,7 +295,7 @@ class NearestMix(ByGram):
 
 @dataclass(frozen=True)
 class GeometricMedian(ByGram):
-    """Every row becomes the group's geometric median (RFA: Pillutla et al., IEEE TSP 2022)."""
+    """The geometric median of the group, for every row (RFA: Pillutla et al., IEEE TSP 2022)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
         return geometric_median(G).expand(len(G), -1)
@@ -305,7 +305,7 @@ class GeometricMedian(ByGram):
 class CentredClip(CentredClipSettings, AroundOwn):
     """Every row becomes v: v <- v + mean_i (X_i - v) min(1, limit / |X_i - v|), `steps` times (Karimireddy et al.).
 
-    v begins at zero, at a peer at its own row. Without `limit` it is the median of the distances |X_i - v|.
+    v starts at zero, or at a peer's own row. Without `limit` it is the median of the distances |X_i - v|.
     """
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
@@ -314,9 +314,9 @@ class CentredClip(CentredClipSettings, AroundOwn):
 
 @dataclass(frozen=True)
 class ClipNorms(AroundOwn):
-    """Rows longer than the group's median row are shortened to it.
+    """A clip of norms: rows longer than the median of the group are shortened to it.
 
-    At a peer the differences to its own row are, instead of the rows (ClippedGossip: He et al., 2022).
+    At a peer it clips the differences to the peer's own row instead (ClippedGossip: He et al., 2022).
     """
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
@@ -351,7 +351,7 @@ class ByCoordinate(Robust):
 
 @dataclass(frozen=True)
 class TrimmedMean(ByCoordinate):
-    """Each coordinate is the mean without its f smallest and f largest values (Yin et al., ICML 2018)."""
+    """The mean of each coordinate without its f smallest and f largest values (Yin et al., ICML 2018)."""
 
     def combined(self, ordered: Tensor, f: int) -> Tensor:
         return ordered[f : len(ordered) - f].mean(0)
@@ -359,7 +359,7 @@ class TrimmedMean(ByCoordinate):
 
 @dataclass(frozen=True)
 class Median(ByCoordinate):
-    """Each coordinate is the median, of an even number of rows the mean of the middle two (Yin et al., ICML 2018)."""
+    """The median of each coordinate; for an even number of rows, the mean of the middle two (Yin et al., ICML 2018)."""
 
     def combined(self, ordered: Tensor, f: int) -> Tensor:
         k = len(ordered)
