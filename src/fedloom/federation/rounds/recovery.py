@@ -145,9 +145,7 @@ def reject_outliers(
         # the blamed rows must not move what is usual, or the next ones of their size would pass
         now = usual(sizes[row] for row in updates.rows)
     long = [row for row in updates.rows if sizes.get(row, 0.0) > LONG * known and row[0] != ctx.peer]
-    # whether a single row may move the models of others without bound
-    is_exposed = not any(one.robust for one in every(stage)) and (stage.traits.reduces or stage.traits.kind != "row")
-    if is_exposed and len(sizes) >= FEW:
+    if long and len(sizes) >= FEW and _exposed(stage):
         for row in long:
             size = sizes[row]
             because = f"its norm {size:.3g} is {size / known:.0f} times the usual {known:.3g}"
@@ -155,6 +153,11 @@ def reject_outliers(
             ctx.log("long update", {**_at(ctx, row), "why": f"{because}, and {todo}"})
     without = sorted({p.row[0] for p in received} - clients)
     return {**new, "recent": {"updates": [*recent["updates"], now][-REMEMBERED:], "lost": 0, "without": without}}
+
+
+def _exposed(stage: Stage) -> bool:
+    """Return whether a single row may move the models of others without bound."""
+    return not any(one.robust for one in every(stage)) and (stage.traits.reduces or stage.traits.kind != "row")
 
 
 def lost(state: State, ctx: Ctx, why: str) -> State:

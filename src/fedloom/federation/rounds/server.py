@@ -286,9 +286,7 @@ def apply_update(
                 for task in vectors
             }
         return new
-    still: tuple[Columns, ...] = ()
-    if present is not None and not method.stage.traits.hides:  # columns that no row has
-        still = common.shared.spans(common.shared.having((~present.any(0)).tolist()))
+    still = () if present is None or method.stage.traits.hides else _resting(common.shared, present)
     for key, update in rows:
         # a row for everyone also moves the personal models
         for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
@@ -307,6 +305,11 @@ def apply_update(
     if state["buffers"] is not None and len(state["buffers"]):
         new["buffers"] = merge_buffers(common, received, state["buffers"])
     return _counted(new, received) if state["integers"] else new
+
+
+def _resting(shared: Layout, present: Tensor) -> tuple[Columns, ...]:
+    """Return the columns that no row has."""
+    return shared.spans(shared.having((~present.any(0)).tolist()))
 
 
 def _counted(state: State, received: Sequence[Payload]) -> State:

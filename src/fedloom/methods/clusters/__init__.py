@@ -294,7 +294,7 @@ class HistoryAttentionSettings:
 
 @m.METHODS.register("fedbone", source="emulated, after Chen et al., JCST 2024")
 def fedbone(history: stages.HistoryAttention) -> m.Method:
-    """Emulate FedBone: weigh updates by agreement with past ones, project conflicts away, then average.
+    """Emulated FedBone: weigh updates by agreement with past ones, project conflicts away, then average.
 
     a_k = softmax_k(cos(Delta_k, H) / temperature);  rows K a_k Delta_k -> PCGrad -> u = sum_k p_k rows_k;
     H <- beta H + (1 - beta) u, an exponential mean of past u. In round 1, a_k = 1/K. Decoders and heads never leave a
