@@ -174,7 +174,7 @@ def lines(
 
 
 def _covering(several: Mapping[str, Line]) -> dict[str, int]:
-    """Return name -> the number of earlier lines on which it lies, within 1 % of all values' range, at every x."""
+    """Return name -> the number of earlier lines on which it lies: on average within 1 % of all values' range."""
     known = [v for of in several.values() for v in of.values() if math.isfinite(v)]
     if len(several) > 2 * len(COLORS) or not known:
         return {}
@@ -182,7 +182,7 @@ def _covering(several: Mapping[str, Line]) -> dict[str, int]:
     on: dict[str, int] = {}
     for n, of in several.items():
         twins = (several[m] for m in on if several[m].keys() == of.keys() and len(of) > 1)
-        on[n] = sum(all(abs(of[at] - other[at]) <= near for at in of) for other in twins)
+        on[n] = sum(sum(abs(of[at] - other[at]) for at in of) <= near * len(of) for other in twins)
     return on
 
 
