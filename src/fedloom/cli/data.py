@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +74,7 @@ def init(
         raise UserError(f"{out} exists already: choose another file with --out")
     path = Path(_ask(None if data is None else str(data), "Your data: a table, a folder of images or an .npz", ""))
     if is_table_at(path):
-        named = {"features": _listed(features), "leave_out": _listed(leave_out) or []}
+        named = {"features": shared.listed(features), "leave_out": shared.listed(leave_out) or []}
         settings: dict[str, Any] = {**named, "mode": preprocess}
         cells = codes(missing), renamed(rename)
         recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, images, cells, settings)
@@ -91,7 +90,7 @@ def init(
         if source.columns:
             likely = (name for name in source.columns if name.startswith(("y", "label", "class")))
             guess = next(likely, source.columns[-1])
-            wanted = _listed(_ask(labels, f"What to predict, of {', '.join(source.columns)}", guess)) or []
+            wanted = shared.listed(_ask(labels, f"What to predict, of {', '.join(source.columns)}", guess)) or []
         elif labels is not None:
             raise UserError("--labels is not for folders of images, whose subfolders are the classes: leave it out")
         which = "How many clients for each of its domains" if source.groups else "How many clients hold it"
@@ -153,7 +152,7 @@ def _tasks(text: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
     from fedloom.data.tables.preprocessing import MAPS
 
     tasks: dict[str, dict[str, Any]] = {}
-    for name in _listed(text) or []:
+    for name in shared.listed(text) or []:
         task, known = name, dict[str, Any]()
         if "=" in name and name not in columns:
             is_kind = (kind := name.rpartition("=")[2].strip()) in (*KINDS, *MAPS)
@@ -170,24 +169,18 @@ def _tasks(text: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
     return tasks
 
 
-def _listed(text: str | None) -> list[str] | None:
-    """Return the names of a comma-separated list."""
-    cells = next(csv.reader([text or ""], skipinitialspace=True), [])
-    return None if text is None else [name.strip() for name in cells if name.strip()]
-
-
 def codes(text: str | None) -> list[str | int | float]:
     """Return the codes of missing values; a code that is a number becomes a number."""
     from fedloom.data.tables.read import number_of
 
-    cells = [(text, number_of(text)) for text in _listed(text) or ()]
+    cells = [(text, number_of(text)) for text in shared.listed(text) or ()]
     return [name if number is None else int(number) if number.is_integer() else number for name, number in cells]
 
 
 def renamed(text: str | None) -> dict[str, str]:
     """Return the new names of columns. Raises UserError if a part is not NAME=NEW."""
     new: dict[str, str] = {}
-    for each in _listed(text) or ():
+    for each in shared.listed(text) or ():
         name, _, wanted = map(str.strip, each.partition("="))
         if not (name and wanted):
             raise UserError(f"--rename: {each!r} found, expected NAME=NEW")
@@ -241,7 +234,7 @@ def check(
     if name in GONE:
         raise UserError(f"data check: {name!r} is a set of class-folders{GONE[name]}")
     checked = [each for each in DATASETS.entries if "root" in DATASETS[each].params.model_fields]
-    if name not in checked and (name in DATASETS.entries or Path(name).exists()):
+    if name not in checked and (name in DATASETS.registered or Path(name).exists()):
         raise UserError(
             f"data check: {name!r} is no data set that is read from a folder of files; it checks {', '.join(checked)}. "
             "Of other data, `fedloom show RECIPE` says what it found"

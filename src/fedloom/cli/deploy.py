@@ -101,7 +101,7 @@ def predict(
             raise UserError(f"predict: {absent} does not exist: expected a table")
         from fedloom.experiments.export.predict import of_table
 
-        predictions = of_table(model, files[0], client, bundle, keep.split(",") if keep else ())
+        predictions = of_table(model, files[0], client, bundle, shared.listed(keep) or ())
         with writing(file, "csv"):
             predictions.to_csv(file, index=False)
         shared.answer({"table": file, "rows": len(predictions), "columns": [*predictions.columns]}, as_json, f"{file}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -203,6 +204,12 @@ def table_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> Table:
     for row in rows:
         table.add_row(*(Text(printable(_cell(row[key]))) for key in columns))
     return table
+
+
+def listed(text: str | None) -> list[str] | None:
+    """Return the names of a comma-separated list."""
+    cells = next(csv.reader([text or ""], skipinitialspace=True), [])
+    return None if text is None else [name.strip() for name in cells if name.strip()]
 
 
 def printable(text: str) -> str:

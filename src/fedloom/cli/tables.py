@@ -389,7 +389,7 @@ def relatedness(
 
     The run needs a model per task: use a run of matu, or of local with one task per client.
     """
-    named = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
+    named = shared.listed(metrics)
     if named == []:
         raise UserError("--metrics: expected names, for example sign,cosine")
     shared.threads_of(folder)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import product
@@ -216,7 +216,9 @@ def _changed(value: dict[str, Any], changes: Mapping[Any, Any], where: str) -> d
     return value
 
 
-_parsed = cache(partial(parse, where="a packaged file"))
+@cache
+def _parsed(text: str) -> Any:
+    return parse(text, "a packaged file")
 
 
 def _in_file(path: Path, kind: str, known: Mapping[str, Any]) -> Any:
@@ -359,7 +361,7 @@ def _keys(field: FieldInfo, value: Any) -> dict[str, FieldInfo]:
     for kind in _kinds(field):
         keys |= kind.common() if issubclass(kind, Named) else kind.model_fields
         name = value.get("name") if isinstance(value, Mapping) else value
-        if issubclass(kind, Named) and isinstance(name, str) and name in kind.registry().entries:
+        if issubclass(kind, Named) and isinstance(name, str) and name in kind.registry().registered:
             keys |= kind.registry()[name].params.model_fields
     return keys
 
