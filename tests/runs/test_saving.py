@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,3 +170,19 @@ def test_the_best_state_is_saved_before_the_first_state_that_names_its_round(tmp
         folder.save(state(10, 9))
         assert [path.name for path in tmp_path.rglob("best*.json")] == ["best-9.json"] * 2
         assert folder.kept(state(12, 9), early)["peers"]["a"]["w"].tolist() == [9]
+
+
+def test_nothing_of_a_run_waits_for_the_search_for_garbage(tmp_path: Path) -> None:
+    """A cycle with tensors would keep those of each checkpoint and each run until Python searches for cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        fedloom.run(load_recipe("data.size=8"), tmp_path / "run")
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [tuple(item.shape) for item in gc.garbage if isinstance(item, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []

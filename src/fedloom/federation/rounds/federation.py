@@ -48,12 +48,13 @@ class Part:
         """Return the examples that have a label of the task; the same object every time."""
         if task not in self._of:
             have = labelled(self.examples.labels_of(task), self.positions)
-            self._of[task] = self if have.all() else Part(self.examples, self.positions[have], self.name)
-        return self._of[task]
+            self._of[task] = None if have.all() else Part(self.examples, self.positions[have], self.name)
+        found = self._of[task]
+        return self if found is None else found
 
     @cached_property
-    def _of(self) -> dict[str, Part]:
-        return {}
+    def _of(self) -> dict[str, Part | None]:
+        return {}  # None stands for the part itself: in its own dictionary it would outlive the run
 
     def has(self, tasks: Iterable[str]) -> dict[str, Tensor]:
         """Return task -> whether the example at each position (up to the last one here) has a label of it.

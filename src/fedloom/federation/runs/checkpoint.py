@@ -35,30 +35,31 @@ def split_tree(tree: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
     Raises TypeError, with the path, for a value that a checkpoint cannot hold.
     """
     tensors: dict[str, Tensor] = {}
-    names: dict[Any, str] = {}
+    return _split(tree, "", tensors, {} if once else None), tensors
 
-    def walk(value: Any, path: str) -> Any:
-        if isinstance(value, Tensor):
-            tensor = value.detach().to("cpu").contiguous()
-            name = str(len(tensors))
-            if once and tensor.numel():
-                name = names.setdefault((tensor.data_ptr(), tensor.dtype, tensor.shape), name)
-            tensors[name] = tensor
-            return {"$tensor": name}
-        if isinstance(value, Mapping):
-            for key in value:
-                if not isinstance(key, str):
-                    raise TypeError(f"state{path}: keys must be strings, found {key!r}")
-            return {"$dict": {k: walk(v, f"{path}.{k}") for k, v in value.items()}}
-        if isinstance(value, list | tuple):
-            return [walk(v, f"{path}[{i}]") for i, v in enumerate(value)]
-        if isinstance(value, float):
-            return {"$float": value.hex()}  # exact, and inf and nan are not JSON
-        if value is None or isinstance(value, bool | int | str):
-            return value
-        raise TypeError(f"state{path}: a {type(value).__name__} cannot be saved")
 
-    return walk(tree, ""), tensors
+def _split(value: Any, path: str, tensors: dict[str, Tensor], names: dict[Any, str] | None) -> Any:
+    """Return the JSON value of a part of a tree. A function in `split_tree` that called itself would be a cycle, which
+    would keep the tensors of every checkpoint until Python searches for garbage."""
+    if isinstance(value, Tensor):
+        tensor = value.detach().to("cpu").contiguous()
+        name = str(len(tensors))
+        if names is not None and tensor.numel():
+            name = names.setdefault((tensor.data_ptr(), tensor.dtype, tensor.shape), name)
+        tensors[name] = tensor
+        return {"$tensor": name}
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"state{path}: keys must be strings, found {key!r}")
+        return {"$dict": {k: _split(v, f"{path}.{k}", tensors, names) for k, v in value.items()}}
+    if isinstance(value, list | tuple):
+        return [_split(v, f"{path}[{i}]", tensors, names) for i, v in enumerate(value)]
+    if isinstance(value, float):
+        return {"$float": value.hex()}  # exact, and inf and nan are not JSON
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise TypeError(f"state{path}: a {type(value).__name__} cannot be saved")
 
 
 def join_tree(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
