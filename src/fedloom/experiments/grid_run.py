@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedloom.core.errors import InUseError, RecipeError, StateError, UserError, at, check_links
+from fedloom.core.grouping import grouped
 from fedloom.core.machine import LOCK, available_memory, cores, locked
 from fedloom.engines import processes
 from fedloom.engines.processes import end as _end
@@ -182,11 +183,8 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     same_family(grid, folder)
     states = {cell: state_of(cell, recipe, folder) for cell, recipe in by_cell.items()}
     chosen = select(grid, only)
-    of_data: dict[str, list[Cell]] = {}
-    for cell, recipe in by_cell.items():
-        if cell in chosen and states[cell] == "finished":
-            of_data.setdefault(recipe.data.model_dump_json(), []).append(cell)
-    for done in of_data.values():
+    over = [cell for cell in by_cell if cell in chosen and states[cell] == "finished"]
+    for done in grouped((by_cell[cell].data.model_dump_json(), cell) for cell in over).values():
         since = changed(by_cell[done[0]])
         if before := [cell for cell in done if began(cell.folder(folder)) < since]:
             _ask(_compare_data, before[0].folder(folder), by_cell[before[0]])

@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedloom.core.context import seeded
 from fedloom.core.errors import RecipeError, RunWarning, UserError, choices
+from fedloom.core.grouping import grouped
 from fedloom.core.layout import Roles, rule_of
 from fedloom.core.machine import need_memory, out_of_memory
 from fedloom.core.settings.registry import Registered
@@ -246,15 +247,12 @@ def _fits(what: str, answer: Any, tasks: Sequence[Task]) -> None:
 
 def _roles(module: nn.Module, roles: Roles | None, tasks: Sequence[Task]) -> dict[str, Any]:
     """Return parameter name -> its role, or (role, task); guessed ones are printed."""
-    names: dict[int, list[str]] = {}  # a tied parameter has several
-    for name, each in (*module.named_parameters(remove_duplicate=False), *module.named_buffers()):
-        names.setdefault(id(each), []).append(name)
+    every_name = (*module.named_parameters(remove_duplicate=False), *module.named_buffers())
+    names = grouped((id(each), name) for name, each in every_name)  # a tied parameter has several
     if roles is None:
         known_tasks = [t.name for t in tasks]
         rules = {every[0]: _common([_guess(name, known_tasks) for name in every]) for every in names.values()}
-        by_role: dict[Any, list[str]] = {}
-        for name, _ in module.named_parameters():
-            by_role.setdefault(rules[name], []).append(name)
+        by_role = grouped((rules[name], name) for name, _ in module.named_parameters())
         called = {" of ".join(role) if isinstance(role, tuple) else role: each for role, each in by_role.items()}
         lines = [f"  {role}: {', '.join(each)}" for role, each in called.items()]
         _tell("\n".join(["roles guessed from names (fl.model(net, roles=...) sets them):", *lines]))

@@ -13,6 +13,7 @@ from statistics import mean
 from typing import Any
 
 from fedloom.core.errors import StateError, choices
+from fedloom.core.grouping import grouped
 from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
@@ -145,10 +146,8 @@ def compare(
     read = [run if isinstance(run, Run) else Run.read(run) for run in runs]
     if not read:
         raise StateError("no runs to compare")
-    groups: dict[str, list[Run]] = defaultdict(list)
-    for run in read:
-        groups[run.group].append(run)
-    ordered = [sorted(group, key=lambda run: run.seed) for group in groups.values()]
+    groups = grouped((run.group, run) for run in read).values()
+    ordered = [sorted(group, key=lambda run: run.seed) for group in groups]
     for one, two in (pair for group in ordered for pair in pairwise(group)):
         if one.seed == two.seed:
             raise StateError(f"{one.folder} and {two.folder} are the same recipe and seed: compare only one of them")

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fedloom.core.errors import RecipeError, StateError, nearest
+from fedloom.core.grouping import nested
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import value_at
 from fedloom.federation.runs.reader import Run
@@ -347,10 +348,7 @@ def _over_rounds(
     result: Side, column: Column, columns: Sequence[Column], histories: Mapping[int, Mapping[int, Mapping[str, float]]]
 ) -> list[Point]:
     """Return a number in the rounds that every seed measured; `histories` is seed -> round -> task -> value."""
-    by_round: dict[int, dict[int, Mapping[str, float]]] = {}
-    for seed, history in histories.items():
-        for number, by_task in history.items():
-            by_round.setdefault(number, {})[seed] = by_task
+    by_round = nested((number, seed, of) for seed, history in histories.items() for number, of in history.items())
     estimates = {number: estimate(column, columns, result.runs, values) for number, values in sorted(by_round.items())}
     return [(float(number), e) for number, e in estimates.items() if e is not None and e.n == len(result.runs)]
 

@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedloom.core.errors import StateError
+from fedloom.core.grouping import grouped, nested
 from fedloom.federation.runs.reader import Run, best_round, number_of
 from fedloom.study import charts
 from fedloom.study.charts import Chart, tenths, thinned
@@ -352,11 +353,7 @@ def _over_rounds(title: str, weight: str, lines: Mapping[str, Mapping[int, Seque
 
 def _by_round(several: Iterable[Series]) -> dict[int, list[float]]:
     """Return round -> the weights of several lines as used, in the order of the rounds."""
-    each: dict[int, list[float]] = {}
-    for of in several:
-        for round, value in of.items():
-            each.setdefault(round, []).append(used(value))
-    return dict(sorted(each.items()))
+    return dict(sorted(grouped((round, used(value)) for of in several for round, value in of.items()).items()))
 
 
 def _text(value: float) -> str:
@@ -393,11 +390,8 @@ class RunLosses:
             raise StateError(f"{run.folder}: no validation loss was measured: evaluation.splits needs val")
         finite = {number: loss for number, loss in losses.items() if math.isfinite(loss)}
         best, last = best_round(finite, "min"), max(losses)
-        by_task: dict[str, dict[int, float]] = {}
-        for final in run.history("val"):
-            for task, values in final.values.items():
-                if final.round and "loss" in values:
-                    by_task.setdefault(task, {})[final.round] = values["loss"]
+        measured = ((final.round, final.values.items()) for final in run.history("val") if final.round)
+        by_task = nested((t, round, of["loss"]) for round, values in measured for t, of in values if "loss" in of)
         least, failed = math.nan if best is None else losses[best], min(losses.keys() - finite.keys(), default=None)
         configured = int(run.recipe["training"]["rounds"])
         return RunLosses(losses, by_task, configured, best, least, last, losses[last], failed)
@@ -415,10 +409,7 @@ class GridLosses(HasTable):
     @property
     def by_data(self) -> dict[str, dict[str, Mapping[int, RunLosses]]]:
         """Return data set -> cell -> its runs."""
-        by_data: dict[str, dict[str, Mapping[int, RunLosses]]] = {}
-        for (data, base, addon), runs in self.cells.items():
-            by_data.setdefault(data, {})[together(base, addon)] = runs
-        return by_data
+        return nested((data, together(base, addon), runs) for (data, base, addon), runs in self.cells.items())
 
     def as_table(self) -> Table:
         """Return one line per cell: the best loss of each seed, mean, deviation and variation of these, and when."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from types import MappingProxyType
 from typing import get_args
 
 from fedloom.core.errors import RecipeError, StateError, at, nearest
+from fedloom.core.grouping import grouped, nested
 from fedloom.federation.runs.reader import ARROWS, IN_VAIN, NOTHING, POOLED, Final, Run, TaskMetric, best_round
 from fedloom.study.grid import NO_VALIDATION, SMALLEST, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.output import HasTable, Records, Table, span
@@ -263,11 +263,9 @@ def _gaps(sides: Iterable[Side]) -> Iterator[str]:
     """Yield a note on each number that some clients lack, with the seeds unless these are all."""
     finals = [(seed, final) for side in sides for seed, final in side.finals.items()]
     judged = {row.metric for side in sides for run in side.runs.values() for row in run.judged}
-    found: dict[str, set[int]] = defaultdict(set)
-    for seed, final in finals:
-        for gap in final.gaps({*judged, *(POOLED + metric for metric in judged)}):
-            found[gap].add(seed)
-    for gap, seeds in sorted(found.items()):
+    metrics = {*judged, *(POOLED + metric for metric in judged)}
+    for gap, several in sorted(grouped((gap, seed) for seed, final in finals for gap in final.gaps(metrics)).items()):
+        seeds = {*several}
         some = f", at seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}"
         yield f"{gap}{some * (seeds != {seed for seed, _ in finals})}."
 
@@ -287,9 +285,7 @@ def read(
     """Return (finished runs by combination, the cells to run). Raises StateError where none has finished."""
     found, refused = finished(grid, folder, known), refused_in(folder)
     missing = [cell for cell in cells(grid) if cell not in found and cell.combination not in refused]
-    runs: dict[Combination, dict[int, Run]] = {}
-    for cell, run in found.items():
-        runs.setdefault((cell.data, cell.base, cell.addon), {})[cell.seed] = run
+    runs = nested(((cell.data, cell.base, cell.addon), cell.seed, run) for cell, run in found.items())
     by_domain = grid.show == "domains"
     results = {}
     for (data, base, addon), by_seed in runs.items():
@@ -312,10 +308,8 @@ def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None
     """Return round -> each task's own metric, where measured (of a client, or the mean), or each domain's."""
     if by_domain:
         return {scores.round: scores.values for scores in domain_history(run, split=split).rounds}
-    each: dict[int, dict[str, float]] = defaultdict(dict)
-    for task, curve in run.curves(split, client).items():
-        for round, value in curve.items():
-            each[round][task] = value
+    curves = run.curves(split, client).items()
+    each = nested((round, task, value) for task, curve in curves for round, value in curve.items())
     return {round: each[round] for round in sorted(each)}
 
 
@@ -603,10 +597,10 @@ def _domains(run: Run) -> dict[str, str]:
 def _domain_scores(run: Run, task: str, metric: str, split: str) -> dict[int, DomainScores]:
     """Return round -> the scores on a split, in order."""
     domains = _domains(run)
-    each: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for number, by_client in run.scores(task, metric, split).items():
-        for client, value in by_client.items():
-            each[number][domains[client]].append(value)
+    each = {
+        number: grouped((domains[client], value) for client, value in by_client.items())
+        for number, by_client in run.scores(task, metric, split).items()
+    }
     stated = run.recipe.get("partition", {}).get("clients", {})
     named = list(stated) if isinstance(stated, Mapping) else []  # as the partition names them, then the others
     order = [*named, *sorted({*domains.values()} - {*named})]
@@ -618,12 +612,11 @@ def _domain_scores(run: Run, task: str, metric: str, split: str) -> dict[int, Do
 
 def losses(run: Run) -> dict[str, list[float]]:
     """Return task -> its training loss in each round that trained it, mean over clients; empty where unknown."""
-    found: dict[str, list[float]] = {}
-    for line in run.rounds:
-        known = [record for record in line.get("train", ()) if record["loss"] is not None]
-        for task in dict.fromkeys(record["task"] for record in known):
-            found.setdefault(task, []).append(fmean(record["loss"] for record in known if record["task"] == task))
-    return found
+    by_round = (
+        grouped((record["task"], record["loss"]) for record in line.get("train", ()) if record["loss"] is not None)
+        for line in run.rounds
+    )
+    return grouped((task, fmean(of)) for known in by_round for task, of in known.items())
 
 
 def falling(by_round: Sequence[float]) -> float:
@@ -739,10 +732,7 @@ class Seeds(HasTable):
 
     def values(self, data: str, method: str, column: str = "value") -> Values:
         """Return seed -> task -> number, by default the task's own metric; empty where the method has no run."""
-        found: dict[int, dict[str, float]] = defaultdict(dict)
-        for line in self.of(data, method):
-            found[line.seed][line.task] = getattr(line, column)
-        return {**found}
+        return nested((line.seed, line.task, getattr(line, column)) for line in self.of(data, method))
 
     def unsettled(self, data: str, method: str) -> str:
         """Return `unsettled` of a method."""

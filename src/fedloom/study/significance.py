@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fedloom.core.errors import StateError
+from fedloom.core.grouping import grouped
 from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.output import HasTable, Records, Table, Value
 from fedloom.study.results import STILL, Combination, Results, Side, same_data
@@ -447,15 +448,15 @@ def of_clients(one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequenc
     """
     same = sites({seed: one.runs[seed] for seed in seeds})
     names = {(seed, client): site for site, clients in same.items() for seed, client in clients.items()}
-    values: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for seed in seeds:
-        for row in rows:
-            for client, pair in _both(one, base, row, seed).items():
-                values[names.get((seed, client), client)][row.task].append(pair)
-    order = [row.task for row in rows]
+    values = grouped(
+        (names.get((seed, client), client), (row.task, pair))
+        for row in rows
+        for seed in seeds
+        for client, pair in _both(one, base, row, seed).items()
+    )
     mine, theirs = (
         {
-            client: {task: fmean(pair[at] for pair in values[client][task]) for task in order if task in values[client]}
+            client: {task: fmean(pair[at] for pair in of) for task, of in grouped(values[client]).items()}
             for client in sorted(values)
         }
         for at in (0, 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedloom.core.errors import first_of
+from fedloom.core.grouping import grouped, nested
 from fedloom.federation.runs.reader import TaskMetric, frame
 from fedloom.study.grid import Cell, Grid, cells, open_folder, refused_in, together
 from fedloom.study.output import Absent, Best, HasTable, Made, Records, Table
@@ -94,9 +95,7 @@ class GridTable(HasTable):
 
     def as_table(self) -> Table:
         """Return the data sets beside each other; or below each other, if they have the same tasks and are too many."""
-        by_data: dict[str, list[int]] = {}
-        for at, column in enumerate(self.columns):
-            by_data.setdefault(column.data, []).append(at)
+        by_data = grouped((column.data, at) for at, column in enumerate(self.columns))
         heads = {name: tuple("\n".join(self.columns[i].parts) for i in at) for name, at in by_data.items()}
         plain = {tuple(replace(self.columns[i], data="", excluded=False) for i in at) for at in by_data.values()}
         title, about = self.grid.title or self.grid.name, (self.caption, *self.notes)
@@ -183,14 +182,11 @@ def _caption(grid: Grid, results: Results) -> str:
 
 def _models(results: Results) -> str:
     """Say which kind of model the numbers belong to: for all, or for each base or cell where kinds differ."""
-    kinds: dict[str, dict[str, str]] = {}
-    for (_, base, addon), side in results.sides.items():
-        kinds.setdefault(base, {})[together(base, addon)] = side.model
-    labels: dict[str, list[str]] = {}
-    for base, by_cell in kinds.items():
-        alike = len(set(by_cell.values())) == 1
-        for cell, kind in ({base: next(iter(by_cell.values()))} if alike else by_cell).items():
-            labels.setdefault(kind, []).append(cell)
+    kinds = nested((base, together(base, addon), side.model) for (_, base, addon), side in results.sides.items())
+    cells = [(kind, cell, base) for base, by_cell in kinds.items() for cell, kind in by_cell.items()]
+    alike = {base for base, by_cell in kinds.items() if len(set(by_cell.values())) == 1}
+    named = dict.fromkeys((kind, base if base in alike else cell) for kind, cell, base in cells)
+    labels = grouped(named)
     if len(labels) == 1:
         return f"{next(iter(labels))} model"
     return ", ".join(f"{kind} model of {' / '.join(cells)}" for kind, cells in labels.items())
@@ -303,12 +299,12 @@ def all_metrics(grid: Grid, folder: Path, split: str = "test") -> Made:
     sides = of_grid(grid, folder, split).sides
     numbers: dict[tuple[str, TaskMetric], dict[str, Estimate]] = {}
     for (data, *_), side in sides.items():
-        values: dict[TaskMetric, list[float]] = {}
-        for seed, final in side.finals.items():
-            for task, by_metric in final.values.items():
-                for metric, value in by_metric.items():
-                    key = TaskMetric(task, metric, side.runs[seed].direction(task, metric))
-                    values.setdefault(key, []).append(value)
+        values = grouped(
+            (TaskMetric(task, metric, side.runs[seed].direction(task, metric)), value)
+            for seed, final in side.finals.items()
+            for task, by_metric in final.values.items()
+            for metric, value in by_metric.items()
+        )
         for key, each in values.items():
             numbers.setdefault((data, key), {})[side.label] = Estimate.of(each)
     labels = list(dict.fromkeys(cell for of_cell in numbers.values() for cell in of_cell))

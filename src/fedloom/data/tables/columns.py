@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedloom.core.errors import DataError, choices, first_of
+from fedloom.core.grouping import grouped
 from fedloom.data.inputs import ending
 from fedloom.data.prepare import PARTS, Array, alike, has_label
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
@@ -92,10 +93,7 @@ class Draft:
     @property
     def refused(self) -> list[str]:
         """A sentence for each reason for which columns are left out though nobody asked for that."""
-        reasons: dict[str, list[str]] = {}
-        for name, why in self.left_out.items():
-            if why != ASKED:
-                reasons.setdefault(why, []).append(name)
+        reasons = grouped((why, name) for name, why in self.left_out.items() if why != ASKED)
         return [f"left out: {', '.join(names)}: {why}" for why, names in reasons.items()]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError
+from fedloom.core.grouping import grouped
 from fedloom.core.machine import need_memory
 from fedloom.data.inputs import (
     SUFFIXES,
@@ -141,10 +142,8 @@ class Files:
         codes = self.table.column(label.column or task).numeric_codes
         dtype = np.float32 if label.kind == "depth" else np.uint8
         out = np.full((len(rows), size, size), IGNORE, dtype)
-        places: dict[tuple[Path, Path], list[int]] = {}
-        for place, row in enumerate(rows.tolist()):
-            if (file := self.maps[task][row]) is not None:
-                places.setdefault((file, self.images[row]), []).append(place)
+        files = enumerate((self.maps[task][row], self.images[row]) for row in rows.tolist())
+        places = grouped(((file, image), place) for place, (file, image) in files if file is not None)
 
         def one(pair: tuple[Path, Path]) -> None:
             file, image = pair
@@ -198,11 +197,9 @@ def found_in(column: Column, base: Path, is_map: bool = False) -> list[Path | No
         names = [name.partition("/")[2] for name in names]
     wanted = [base / name if name else None for name in names]
     found = [file if file and is_image(file) and os.path.isfile(file) else None for file in wanted]
-    stems: dict[Path, set[str]] = {}
-    for file, known in zip(wanted, found, strict=True):
-        if file and not known and (is_map or not ending(file.name)):
-            stems.setdefault(file.parent, set()).add(stem_of(file.name))
-    beside = {folder: by_stem(folder, own, is_map) for folder, own in stems.items()}
+    absent = [file for file, known in zip(wanted, found, strict=True) if file and not known]
+    stems = grouped((file.parent, stem_of(file.name)) for file in absent if is_map or not ending(file.name))
+    beside = {folder: by_stem(folder, {*own}, is_map) for folder, own in stems.items()}
     if column.series.dtype.kind in "iuf":
         for folder, files in beside.items():
             beside[folder] = _numbered(folder, files) | files

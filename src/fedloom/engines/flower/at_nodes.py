@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedloom.core.context import Log, State
 from fedloom.core.errors import StateError
+from fedloom.core.grouping import grouped
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import ClientId, client_name
 from fedloom.core.untrusted import plain
@@ -396,9 +397,7 @@ class AtNodes(Executor):
         return TrainDone(client, payload, result, marker(round_, tasks), seconds, trained)
 
     def _evaluate(self, jobs: Sequence[EvalJob]) -> Iterator[tuple[int, Any]]:
-        by_client: dict[str, list[EvalJob]] = {}
-        for job in jobs:
-            by_client.setdefault(job.client, []).append(job)
+        by_client = grouped((job.client, job) for job in jobs)
         contents = {}
         for client, mine in by_client.items():
             trees = [{**vars(job), "message": message_tree(job.message)} for job in mine]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedloom.core.context import new_secret
 from fedloom.core.errors import DataError, RecipeError, StateError, UserError, choices
+from fedloom.core.grouping import grouped
 from fedloom.core.settings.section import ClientId, Section
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import checked, section_of
@@ -298,11 +299,9 @@ def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeRepo
     out = {name: nothing for name, report in sorted(reports.items()) if report is None}
     fitting = {name: report for name, report in sorted(reports.items()) if report is not None}
     for what, of in (("inputs", _inputs), ("task", _tasks)):
-        stated: dict[str, dict[Any, list[str]]] = {}
-        for name, report in fitting.items():
-            for key, value in of(report).items():
-                stated.setdefault(key, {}).setdefault(value, []).append(name)
-        for key, values in stated.items():
+        stated = grouped((key, (value, name)) for name, one in fitting.items() for key, value in of(one).items())
+        for key, pairs in stated.items():
+            values = grouped(pairs)
             right = max(values, key=lambda value: len(values[value]))
             other = values.pop(right)[0]
             for value, names in values.items():

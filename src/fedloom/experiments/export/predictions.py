@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import StateError
+from fedloom.core.grouping import grouped
 from fedloom.core.lazy import need
 from fedloom.data.drawing import Cell, below_each_other, grid, label, legend_of_wrong, legends, wrong
 from fedloom.data.prepare import Array
@@ -20,7 +21,7 @@ from fedloom.experiments.export.finished import Finished, open_runs
 from fedloom.federation.rounds.showing import some_examples
 from fedloom.federation.runs.reader import PREDICTIONS, Run
 from fedloom.models.tasks.dense import DenseTask, as_label
-from fedloom.study.report.predictions import Picture, ShownExample, of_run
+from fedloom.study.report.predictions import Picture, of_run
 
 
 def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
@@ -37,9 +38,7 @@ def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
             raise StateError(f"{run.folder}: none of its tasks ({', '.join(task.name for task in tasks)}) is dense")
     first = runs[0].built.federation
     dense = [task for task in first.tasks if isinstance(task, DenseTask)]
-    by_part: dict[int, list[DenseTask]] = {}
-    for task in dense:
-        by_part.setdefault(id(first.holder(task.name).test), []).append(task)
+    by_part = grouped((id(first.holder(task.name).test), task) for task in dense)
     return below_each_other([_sheet(runs, some, count) for some in by_part.values()])
 
 
@@ -87,11 +86,8 @@ def over_rounds(folder: Path, count: int = 4) -> Any:
             f"{folder}: expected predictions of several rounds in its folder {PREDICTIONS}, which a run with "
             f"dense tasks stores if evaluation.predictions is true, found none{why}"
         )
-    parts: dict[tuple[str, ...], list[ShownExample]] = {}
-    for example in stored.over_rounds:
-        parts.setdefault(example.tasks, []).append(example)
     sheets = []
-    for tasks, examples in parts.items():
+    for tasks, examples in grouped((example.tasks, example) for example in stored.over_rounds).items():
         some = examples[:count]
         rows = [
             [(_pixels(folder, example.input), task), *(_cell(folder, of[at]) for _, of in example.rows)]

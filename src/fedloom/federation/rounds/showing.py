@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.core.errors import UserError, naming
+from fedloom.core.grouping import grouped
 from fedloom.core.lazy import need
 from fedloom.data.drawing import extent, label, legend_of_wrong, legends, pictures, wrong
 from fedloom.data.prepare import Array
@@ -135,10 +136,8 @@ def _pictures(
 ) -> list[dict[str, Any]]:
     """Write the pictures, and return what they show: for each part of the test data, its examples and its tasks."""
     of = {task: number for number, tasks in enumerate(shown) for task in tasks}
-    by_part: dict[int, list[DenseTask]] = {}
-    for task in built.federation.tasks:
-        if isinstance(task, DenseTask) and task.name in of:
-            by_part.setdefault(id(built.federation.holder(task.name).test), []).append(task)
+    dense = [task for task in built.federation.tasks if isinstance(task, DenseTask) and task.name in of]
+    by_part = grouped((id(built.federation.holder(task.name).test), task) for task in dense)
     parts = []
     for place, tasks in enumerate(by_part.values()):
         holder = built.federation.holder(tasks[0].name)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State, row_key
 from fedloom.core.gram import gram, inner_products
+from fedloom.core.grouping import grouped
 from fedloom.core.layout import Block, Layout
 from fedloom.core.settings.section import BelowOne, NonNegative, UnitInterval
 from fedloom.core.stage import Stage, Traits
@@ -294,9 +295,8 @@ class AttentionAcrossTasks(Attention):
         return {"alike": list(alike.values()), "held": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        held: dict[str, list[str]] = {}
-        for i, task in decoders(updates, by_task(updates.layout)):
-            held.setdefault(updates.rows[i][0], []).append(task or "")
+        every = decoders(updates, by_task(updates.layout))
+        held = grouped((updates.rows[i][0], task or "") for i, task in every)
         return updates, {**state, "held": {**state["held"], **held}}
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedloom.core.grouping import grouped
 from fedloom.core.lazy import need
 
 if TYPE_CHECKING:
@@ -129,10 +130,7 @@ def _sorted(names: Sequence[str], similarity: Tensor) -> tuple[list[str], Any]:
 
 
 def _groups(names: Sequence[str], labels: Sequence[int]) -> Groups:
-    groups: dict[int, list[str]] = {}
-    for name, label in zip(names, labels, strict=True):
-        groups.setdefault(label, []).append(name)
-    return tuple(tuple(group) for group in groups.values())
+    return tuple(map(tuple, grouped(zip(labels, names, strict=True)).values()))
 
 
 def task_groups(tasks: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedloom.core.errors import StateError, UserError
+from fedloom.core.grouping import grouped
 from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, mean_of
 from fedloom.federation.runs.recorded import read_info
@@ -99,10 +100,7 @@ class Against:
     @property
     def by_client(self) -> dict[str, Sequence[float]]:
         """Return client -> the changes of its own tasks in percent, for the clients where all are defined."""
-        changes: dict[str, list[float]] = {}
-        for each in self.each:
-            for name in each.compared:
-                changes.setdefault(name, []).append(each.clients[name].percent)
+        changes = grouped((name, e.clients[name].percent) for e in self.each for name in e.compared)
         return {name: of for name, of in changes.items() if not any(map(math.isnan, of))}
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedloom.core.errors import StateError, UserError
+from fedloom.core.grouping import grouped
 from fedloom.core.outline import Outline
 from fedloom.federation.runs.reader import Run, TaskMetric, human_bytes, mean_of
 from fedloom.federation.runs.recorded import json_of
@@ -130,12 +130,12 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
         for cell, run in runs.items()
         for sent in [map(human_bytes, run.bytes_total().values())]
     )
-    each: dict[tuple[str, TaskMetric], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
-    for cell, run in runs.items():
-        label = together(cell.base, cell.addon)
-        for row, series in zip(run.judged, run.curves().values(), strict=True):
-            if series:
-                each[cell.data, row][label].append(series)
+    each = grouped(
+        ((cell.data, row), (together(cell.base, cell.addon), series))
+        for cell, run in runs.items()
+        for row, series in zip(run.judged, run.curves().values(), strict=True)
+        if series
+    )
     refused = refused_in(folder)
     wanted = sum(cell.combination not in refused for cell in cells(grid))
     gone = f", {words.count(len(refused), 'combination')} refused" if refused else ""
@@ -147,7 +147,7 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
         ("add-ons", ", ".join(grid.addons)),
         ("seeds", ", ".join(map(str, grid.seeds))),
     )
-    lines = {key: {label: _shared(several) for label, several in lines.items()} for key, lines in each.items()}
+    lines = {key: {label: _shared(of) for label, of in grouped(pairs).items()} for key, pairs in each.items()}
     text = (folder / FILE).read_text("utf-8")
     shown = predictions.of_grid(runs)
     head = folder, grid.title or grid.name, facts, text, table, problem, about

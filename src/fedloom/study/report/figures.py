@@ -12,6 +12,7 @@ from typing import Any
 
 from fedloom.core.disclosure import hidden
 from fedloom.core.errors import UserError, writing
+from fedloom.core.grouping import nested
 from fedloom.federation.runs.reader import ARROWS, TaskMetric
 from fedloom.federation.runs.recorded import plainly
 from fedloom.study import charts
@@ -370,10 +371,7 @@ def against_of(report: RunReport, end: str = "") -> Iterator[tuple[str, Figure]]
 
 def _worse(base: Against) -> Figure | None:
     """Draw clients by tasks: the change against the base; None where the dots of the first screen show it all."""
-    rows: dict[str, dict[str, float]] = {}
-    for e in base.each:
-        for client, change in e.clients.items():
-            rows.setdefault(client, {})[e.row.task] = change.percent
+    rows = nested((client, e.row.task, of.percent) for e in base.each for client, of in e.clients.items())
     if sum(map(len, rows.values())) == len(rows) <= 40:
         return None
     lowest = {client: min((v for v in of.values() if v == v), default=math.inf) for client, of in rows.items()}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import StateError
+from fedloom.core.grouping import grouped, nested
 from fedloom.core.lazy import need
 from fedloom.federation.runs.reader import Run, best_round, described, mean_of, number_of
 from fedloom.study.output import span
@@ -87,11 +88,8 @@ def small_clients(run: Run, split: str) -> frozenset[str]:
 
 def timed(run: Run, key: str = "seconds") -> dict[str, dict[int, float]]:
     """Return phase (or client, where the key is seconds_of) -> seconds of each round."""
-    by_client: dict[str, dict[int, float]] = defaultdict(dict)
-    for line in run.rounds:
-        for name, seconds in (line.get(key) or {}).items():
-            by_client[name][int(line["round"])] = number_of(seconds)
-    return dict(by_client)
+    seconds = ((int(line["round"]), (line.get(key) or {}).items()) for line in run.rounds)
+    return nested((name, round, number_of(value)) for round, each in seconds for name, value in each)
 
 
 def clock(run: Run) -> dict[str, dict[int, float]]:
@@ -127,10 +125,7 @@ def matrices(run: Run) -> tuple[Matrices, ...]:
         weights[round].update(record["weights"])
 
     def by_peer(kind: str, part: str) -> dict[int, dict[str, Mapping[str, float]]]:
-        found: dict[int, dict[str, Mapping[str, float]]] = defaultdict(dict)
-        for round, record in run.records(kind):
-            found[round][record["peer"]] = record.get(part) or {}
-        return found
+        return nested((round, record["peer"], record.get(part) or {}) for round, record in run.records(kind))
 
     for name, title, records in (
         ("mixing", "Mixing weights", weights),
@@ -192,11 +187,8 @@ class Curves:
 
         A client without any number does not count, as in the final numbers: the metric is not defined on its data.
         """
-        each: dict[int, list[float]] = defaultdict(list)
         known = [of for of in self.clients.values() if not all(map(math.isnan, of.values()))]
-        for series in known or self.clients.values():
-            for round, value in series.items():
-                each[round].append(value)
+        each = grouped(pair for series in known or self.clients.values() for pair in series.items())
         return {round: mean_of(each[round]) for round in sorted(each)}
 
 
@@ -295,10 +287,8 @@ def scores(run: Run) -> tuple[Score, ...]:
 
 def worst_tasks(scores: Sequence[Score]) -> tuple[Score, ...]:
     """Return the score of the worst task for each split and metric that judges several tasks."""
-    groups: dict[tuple[str, str, str], list[Score]] = defaultdict(list)
-    for score in scores:
-        if score.primary and not math.isnan(score.mean):
-            groups[score.split, score.metric, score.direction].append(score)
+    known = [score for score in scores if score.primary and not math.isnan(score.mean)]
+    groups = grouped(((score.split, score.metric, score.direction), score) for score in known)
     return tuple(
         (min if direction == "max" else max)(group, key=lambda s: s.mean)
         for (*_, direction), group in groups.items()
@@ -320,10 +310,9 @@ def quality(run: Run) -> dict[str, dict[int, float]]:
     clusters kept                    adjusted Rand index of this round's and the previous round's clusters
     """
     tasks = {name: ", ".join(sorted(about["tasks"])) for name, about in run.info["clients"].items()}
-    by_round: dict[int, dict[str, Mapping[str, Any]]] = defaultdict(dict)
-    for round, record in run.records("peer"):
-        if "neighbours" in record:  # of many peers only a sample says what it knows of each other
-            by_round[round][record["peer"]] = record
+    # of many peers only a sample says what it knows of each other
+    telling = [(round, record) for round, record in run.records("peer") if "neighbours" in record]
+    by_round = nested((round, record["peer"], record) for round, record in telling)
     if not by_round or len(set(tasks.values())) < 2:
         return {}
     series: dict[str, dict[int, float]] = defaultdict(dict)
@@ -571,8 +560,6 @@ def primary(curves: Sequence[Curves]) -> dict[str, Curves]:
 
 def cosines(agreement: UpdateAgreement) -> dict[tuple[str, str], float]:
     """Return pair of updates -> mean cosine over layer groups and rounds."""
-    each: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for cells in (cells for by_round in agreement.cosine.values() for cells in by_round.values()):
-        for pair, value in _pairs(cells):
-            each[pair].append(value)
+    every = (cells for by_round in agreement.cosine.values() for cells in by_round.values())
+    each = grouped(known for cells in every for known in _pairs(cells))
     return {pair: mean_of(values) for pair, values in each.items()}
