@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +83,7 @@ def problem(n: int, D: int, seed: int, rank: int | None = None, noise: float = 0
 def test_logme_is_the_largest_evidence(n: int, D: int, rank: int | None) -> None:
     for seed in range(3):
         F, y = problem(n, D, seed, rank)
-        assert logme(F, y, standardise=False) == pytest.approx(best(F, y), abs=1e-5)
+        assert logme(F, y) == pytest.approx(best(standardised(F), y), abs=1e-5)
 
 
 def test_targets_are_finite_and_as_many_as_samples() -> None:
@@ -100,10 +99,10 @@ def test_features_that_say_nothing_of_a_target_leave_the_evidence_of_noise() -> 
     assert logme(basis[:, :4], y) == pytest.approx(-math.log(2 * math.pi * np.mean(y**2)) / 2 - 0.5, abs=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-9, 1e12])
+@pytest.mark.parametrize("scale", [1e-9, 1e12])
 def test_logme_does_not_depend_on_the_scale_of_the_features(scale: float) -> None:
     F, y = problem(40, 6, 3)
-    assert logme(scale * F, y, standardise=False) == pytest.approx(logme(F, y, standardise=False), abs=1e-9)
+    assert logme(scale * F, y) == pytest.approx(logme(F, y), abs=1e-9)
 
 
 def test_logme_of_classes_is_the_mean_over_indicators() -> None:
@@ -285,20 +284,17 @@ def test_fisher_of_dense_outputs_and_batch_norm() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", ["cosine", "task2vec"])
-def test_similarity_of_fisher_diagonals(kind: Any) -> None:
+def test_similarity_of_fisher_diagonals() -> None:
     f = torch.tensor([[1.0, 2, 0, 0], [1, 2, 0, 0], [0, 0, 3, 0], [0, 0, 0, 0]])
-    S = fim(f, kind)
+    S = fim(f)
     assert S.tolist() == pytest.approx(
         np.array([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]])  # type: ignore[arg-type]
     )
     a, b = torch.tensor([1.0, 3]), torch.tensor([3.0, 1])
-    x, y = a / (a + b), b / (a + b)
-    expected = {"cosine": 6 / 10, "task2vec": float(x @ y / (x.norm() * y.norm()))}[kind]
     for scale in (0.01, 1):
-        assert float(fim([scale * a, scale * b], kind)[0, 1]) == pytest.approx(expected)
+        assert float(fim([scale * a, scale * b])[0, 1]) == pytest.approx(6 / 10)
     rows = torch.rand(30, 7, generator=torch.Generator().manual_seed(0))
-    assert float(fim([*rows, *rows], kind).max()) <= 1
+    assert float(fim([*rows, *rows]).max()) <= 1
 
 
 # Wasserstein task embedding
@@ -368,9 +364,8 @@ def test_wte_of_a_shift_is_its_length() -> None:
     x, _ = blobs(0)
     one = np.zeros(len(x), dtype=int)
     v = np.array([3.0, 0, 4.0])
-    assert wte([x, x + v], [one, one], label_dims=0)[0, 1] == pytest.approx(5)
     assert wte([x, x + v], [one, one])[0, 1] == pytest.approx(5 * 2**0.5)
-    assert wte([x, x + v], [one, one], reference=7, label_dims=0)[0, 1] == pytest.approx(5)
+    assert wte([x, x + v], [one, one], reference=7)[0, 1] == pytest.approx(5 * 2**0.5)
 
 
 def test_wte_orders_tasks_by_their_distance() -> None:
@@ -382,7 +377,6 @@ def test_wte_orders_tasks_by_their_distance() -> None:
     assert D[0, 1] < D[1, 2] < D[0, 2]
     turned = wte(X[::-1], Y[::-1], reference=16)
     assert turned[::-1, ::-1] == pytest.approx(D)
-    assert wte_embeddings(X, Y, reference=16, label_dims=2).shape == (3, 16 * 5)
 
 
 def test_wte_has_64_references_and_ten_dimensions_of_labels() -> None:

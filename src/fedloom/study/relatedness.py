@@ -171,7 +171,7 @@ _SMALL = 1e-5  # keeps beta finite where the residual vanishes
 _REACH = 35.0  # how far log(alpha / beta) may be from the log of the largest squared singular value
 
 
-def logme(features: Any, labels: Any, standardise: bool = True) -> float:
+def logme(features: Any, labels: Any) -> float:
     """Compute the maximal log evidence per sample of labels (n) given features (n x D), averaged over classes.
 
     Higher is better.
@@ -186,8 +186,7 @@ def logme(features: Any, labels: Any, standardise: bool = True) -> float:
     beta = (n - gamma) / |F m - y|^2) converges. It is computed directly, because the fixed point may need thousands of
     steps. The determinant is the full one, also where D > n or the features have a lower rank. The public LogME.fit
     leaves out directions that its truncated decomposition drops, so its values differ there. Labels of a single class,
-    or no samples, give nan. `standardise` gives every feature mean 0 and variance 1 first; without, scores depend on
-    the features' scale.
+    or no samples, give nan. Every feature has mean 0 and variance 1 first: scores would depend on the features' scale.
     """
     F = features_of(features)
     n, D = F.shape
@@ -200,9 +199,7 @@ def logme(features: Any, labels: Any, standardise: bool = True) -> float:
         Y = targets_of(labels, n)
         if not n or bool((Y[:1] == Y).all()):
             return math.nan
-    if standardise:
-        F = standardised(F)
-    U, s, _ = np.linalg.svd(F, full_matrices=False)
+    U, s, _ = np.linalg.svd(standardised(F), full_matrices=False)
     Z = U.T @ Y
     rest = np.maximum((Y * Y).sum(0) - (Z * Z).sum(0), 0.0)
     if n <= D:
@@ -236,7 +233,6 @@ def _evidence(s2: Array, z2: Array, rest: float, n: int) -> float:
 
 Kind = Literal["empirical", "true"]
 Likelihood = Literal["categorical", "gaussian"]
-Similarity = Literal["cosine", "task2vec"]
 
 
 def fisher_diagonal(
@@ -246,7 +242,6 @@ def fisher_diagonal(
     *,
     likelihood: Likelihood = "categorical",
     parameters: Sequence[str] | None = None,
-    ignore: int = 255,
     seed: int = 0,
     at_once: int = 32,
 ) -> Tensor:
@@ -256,7 +251,7 @@ def fisher_diagonal(
 
     `batches` gives (inputs, targets). kind="empirical" takes the targets as y; "true" draws y from the model, one per
     sample, and does not look at them. "categorical": the module's output is logits (n x C, or n x C x ..; log p of a
-    sample is the sum over positions), y class numbers, positions with y = `ignore` left out. "gaussian": y is normal
+    sample is the sum over positions), y class numbers, positions with y = 255 left out. "gaussian": y is normal
     around the output with variance 1.
 
     `parameters` are globs on names, for example those of the shared encoder; without, all parameters. They follow each
@@ -278,9 +273,9 @@ def fisher_diagonal(
         out = functional_call(module, {**rest, **some}, (x[None],))[0]
         if likelihood == "gaussian":
             return -((out - y.reshape(out.shape)) ** 2).sum() / 2
-        safe = torch.where(y == ignore, 0, y)
-        chosen = out.log_softmax(0).gather(0, safe[None])[0]
-        return torch.where(y == ignore, 0.0, chosen).sum()
+        unlabelled = y == 255
+        chosen = out.log_softmax(0).gather(0, torch.where(unlabelled, 0, y)[None])[0]
+        return torch.where(unlabelled, 0.0, chosen).sum()
 
     each = vmap(grad(log_p), in_dims=(None, 0, 0))
     total = torch.zeros(sum(p.numel() for p in wanted.values()), dtype=torch.float64, device=device)
@@ -310,42 +305,31 @@ def _drawn(module: nn.Module, x: Tensor, likelihood: Likelihood, generator: torc
     return drawn.reshape(p.shape[:-1]).to(x.device)
 
 
-def fim(diagonals: Tensor | Sequence[Tensor], kind: Similarity = "cosine") -> Tensor:
-    """Compute the similarity of tasks by the diagonals f (T x d) of Fisher information: T x T, float64, in [0, 1].
+def fim(diagonals: Tensor | Sequence[Tensor]) -> Tensor:
+    """Compute the cosines of the diagonals (T x d) of tasks' Fisher information: T x T, float64, in [0, 1].
 
-    "cosine": of f_a and f_b. "task2vec": of f_a / (f_a + f_b) and f_b / (f_a + f_b), which gives every parameter the
-    same say; where both are 0 it has none. A diagonal that is all zero has similarity 0 to every task, itself too.
+    A diagonal that is all zero has similarity 0 to every task, itself too.
     """
-    choose("kind", kind, Similarity)
     rows = [f.double() for f in diagonals]
     S = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for i, a in enumerate(rows):
         for j, b in enumerate(rows[: i + 1]):
-            x, y = a, b
-            if kind == "task2vec":
-                whole = a + b
-                some = whole > 0
-                x, y = (torch.where(some, f / whole, 0.0) for f in (a, b))
-            size = float(x.norm() * y.norm())
-            S[i, j] = S[j, i] = min(float(x @ y) / size, 1.0) if size > 0 else 0.0
+            size = float(a.norm() * b.norm())
+            S[i, j] = S[j, i] = min(float(a @ b) / size, 1.0) if size > 0 else 0.0
     return S
 
 
-def wte(
-    inputs: Sequence[Any], labels: Sequence[Any], *, reference: int = 64, label_dims: int = 10, seed: int = 0
-) -> Array:
+def wte(inputs: Sequence[Any], labels: Sequence[Any], *, reference: int = 64, seed: int = 0) -> Array:
     """Compute Euclidean distances (T x T) of the embeddings of T data sets, see `wte_embeddings`; without a model."""
-    V = wte_embeddings(inputs, labels, reference=reference, label_dims=label_dims, seed=seed)
+    V = wte_embeddings(inputs, labels, reference=reference, seed=seed)
     return np.stack([np.linalg.norm(V - v, axis=1) for v in V])
 
 
-def wte_embeddings(
-    inputs: Sequence[Any], labels: Sequence[Any], *, reference: int = 64, label_dims: int = 10, seed: int = 0
-) -> Array:
+def wte_embeddings(inputs: Sequence[Any], labels: Sequence[Any], *, reference: int = 64, seed: int = 0) -> Array:
     """Compute one vector per data set (T x (m (p + q))), from inputs or features (n_t x p) and integer labels (n_t).
 
     1. 2-Wasserstein distances between the inputs of all classes of all data sets; classical multidimensional scaling
-       puts each class at a point with q <= `label_dims` coordinates.
+       puts each class at a point with q <= 10 coordinates.
     2. A sample is its input and its class's point. The reference is m = `reference` different samples, drawn with
        `seed` from all data sets together (all of them where there are fewer).
     3. Of the optimal plan from the reference to a data set, the barycentric projection: where the mass of each
@@ -361,7 +345,7 @@ def wte_embeddings(
         raise ValueError(f"wte: expected samples of one size, found {[x.shape for x in sets]}")
     of = [classes_of(y, len(x)) for x, y in zip(sets, labels, strict=True)]
     groups = [x[index == c] for x, (values, index) in zip(sets, of, strict=True) for c in range(len(values))]
-    points = _scaling(_between(groups), label_dims)
+    points = _scaling(_between(groups), 10)
     joint, start = [], 0
     for x, (values, index) in zip(sets, of, strict=True):
         joint.append(np.hstack([x, points[start : start + len(values)][index]]))
