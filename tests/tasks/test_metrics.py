@@ -156,12 +156,6 @@ def test_miou_by_hand():
     assert skip.all() == {"miou": skip.compute(), "pixel_accuracy": 2 / 4}
 
 
-def test_miou_with_another_ignore():
-    measure = MeanIoU(3, ignore=2)
-    measure.update(as_logits([0, 1, 0], 3), torch.tensor([[[0, 1, 2]]]))
-    assert measure.compute() == 1
-
-
 @pytest.mark.parametrize("stray", [4, 17, 254, -2])
 def test_stray_classes_are_an_error(stray):
     with pytest.raises(DataError, match=f"expected labels below 4, or 255 for none, found {stray}"):

@@ -252,28 +252,26 @@ class MeanIoU(Measure):
     kind = "miou"
     matrix: Tensor
 
-    def __init__(
-        self, classes: int, ignore: int = IGNORE, absent: Absent = "skip", sets: Sequence[Sequence[int]] = ()
-    ) -> None:
+    def __init__(self, classes: int, absent: Absent = "skip", sets: Sequence[Sequence[int]] = ()) -> None:
         if absent not in ("skip", "zero"):
             raise ValueError(f"absent: expected 'skip' or 'zero', found {absent!r}")
-        self.ignore, self.absent, self.sets = ignore, absent, sets
+        self.absent, self.sets = absent, sets
         self.matrix = torch.zeros(classes, classes, dtype=torch.int64)
 
     def update(self, pred: Tensor, target: Tensor) -> None:
-        """Take logits and class numbers; a label of no class that is neither `ignore` nor -1 is a DataError."""
+        """Take logits and class numbers; a label of no class that is neither 255 nor -1 is a DataError."""
         classes = len(self.matrix)
         if pred.shape[1] != classes:
             raise DataError(f"expected a prediction of {classes} channels, found {pred.shape[1]}")
-        truth = read_classes(target, pred, self.ignore)
+        truth = read_classes(target, pred)
         guess = pred.detach().max(1).indices  # argmax takes five times as long
         for j, some in enumerate(self.sets):
             here = truth == classes + j
             guess = torch.where(here & torch.isin(guess, torch.tensor(some, device=guess.device)), 0, guess)
             truth = torch.where(here, 0, truth)
-        valid = truth != self.ignore
+        valid = truth != IGNORE
         if stray := truth[valid & ((truth < 0) | (truth >= classes))][:1].tolist():
-            raise DataError(f"expected labels below {classes}, or {self.ignore} for none, found {stray[0]}")
+            raise DataError(f"expected labels below {classes}, or {IGNORE} for none, found {stray[0]}")
         cell = torch.where(valid, truth * classes + guess, classes**2)
         self.matrix += torch.bincount(cell.flatten(), minlength=classes**2 + 1)[:-1].view(classes, classes).cpu()
 
