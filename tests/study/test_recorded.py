@@ -81,7 +81,7 @@ def test_activated_dimensions_of_a_run(sparse: Path) -> None:
     assert sum(of) == pytest.approx(100)
     pair = found.pairs[0]
     value = next(float(r["percent"]) for r in rows if r["quantity"] == "overlap" and (r["a"], r["b"]) == pair)
-    assert value == pytest.approx(100 * found.series(pair)[0][1])
+    assert value == pytest.approx(100 * found.rounds[0].by_pair[pair])
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,9 @@ def test_a_scope_that_was_not_recorded(sparse: Path) -> None:
 
 
 def test_numbers_of_a_round() -> None:
-    assert activated(1).density() == [[2 / 3, 0, 0], [1 / 3, 1 / 3, 0]]
-    assert activated(1).matrix() == [[1, 0.5], [0.5, 1]]
+    density = [[*of.values()] for of in activated(1).density().values()]
+    assert density == [pytest.approx([200 / 3, 0, 0]), pytest.approx([100 / 3, 100 / 3, 0])]
+    assert activated(1).matrix() == {"a": {"a": 100, "b": 50}, "b": {"a": 50, "b": 100}}
     assert activated(1).expected == 0.2
     assert activated(1, ("a",), ()).expected == 0.2
 
@@ -123,7 +124,7 @@ def test_clients_that_are_absent_in_some_rounds() -> None:
     rounds = (activated(1), activated(2, ("b", "c"), (0.25,)), activated(3, ("c",), ()))
     found = Overlaps("x", rounds)
     assert found.pairs == (("a", "b"), ("b", "c"))
-    assert found.series(("b", "c")) == [(2, 0.25)]
+    assert [r.by_pair.get(("b", "c")) for r in rounds] == [None, 0.25, None]
     assert [line[1:3] for line in found.agreement().lines] == [("50.0", ""), ("", "25.0"), ("", "")]
     assert found.shares().head == ("blocks", "of all dimensions")
     assert draw_overlaps([found])["concat"]

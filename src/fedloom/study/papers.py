@@ -65,20 +65,27 @@ class Activated:
         return self.groups[self.scope]["overlap"]
 
     @property
+    def by_pair(self) -> dict[tuple[str, str], float]:
+        """Return pair -> its overlap."""
+        return dict(zip(self.pairs, self.overlap, strict=True))
+
+    @property
     def expected(self) -> float:
         """Return the overlap of sets drawn independently, mean over the pairs."""
         return fmean(self.groups[self.scope]["expected"] or [self.rho])
 
-    def matrix(self) -> list[list[float]]:
-        """Return the overlap of all rows with all rows; 1 on the diagonal."""
-        of = {frozenset(pair): value for pair, value in zip(self.pairs, self.overlap, strict=True)}
-        return [[1.0 if a == b else of.get(frozenset((a, b)), 0.0) for b in self.rows] for a in self.rows]
+    def matrix(self) -> dict[str, dict[str, float]]:
+        """Return the overlap of all rows with all rows in percent; 100 on the diagonal."""
+        of = {frozenset(pair): 100 * value for pair, value in self.by_pair.items()}
+        return {a: {b: 100.0 if a == b else of.get(frozenset((a, b)), 0.0) for b in self.rows} for a in self.rows}
 
-    def density(self) -> list[list[float]]:
-        """Return rows x bins: the share of a bin's dimensions that is activated."""
+    def density(self) -> dict[str, dict[int, float]]:
+        """Return row -> the place of each bin -> the percentage of the bin's dimensions that is activated."""
         count = len(self.bins[0])
+        places = [round(i * self.columns / count) for i in range(count)]
         sizes = [b - a for a, b in pairwise(i * self.columns // count for i in range(count + 1))]
-        return [[n / size if size else 0.0 for n, size in zip(row, sizes, strict=True)] for row in self.bins]
+        shares = ([100 * (n / size) if size else 0.0 for n, size in zip(row, sizes, strict=True)] for row in self.bins)
+        return {name: dict(zip(places, of, strict=True)) for name, of in zip(self.rows, shares, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -106,19 +113,14 @@ class Overlaps(HasTables):
         first = self.rounds[0]
         return f"{self.label}: top {100 * first.rho:.3g} % of {first.columns:,} dimensions ({first.scope})"
 
-    def series(self, pair: tuple[str, str]) -> list[tuple[int, float]]:
-        """Return (round, overlap) of one pair, for the rounds in which both took part."""
-        return [(r.round, value) for r in self.rounds for p, value in zip(r.pairs, r.overlap, strict=True) if p == pair]
-
     def agreement(self) -> Table:
         """Return the overlap in percent: rounds by pairs; of a long run, some rounds evenly spaced."""
         pairs = self.pairs if len(self.pairs) <= _MANY else ()
         lines = []
         for r in thinned(self.rounds, LINES):
-            of = dict(zip(r.pairs, r.overlap, strict=True))
+            of = r.by_pair
             each = [_percent(of[p]) if p in of else "" for p in pairs]
-            values = list(of.values())
-            span = [_percent(f(values)) if values else "" for f in (fmean, min, max)]
+            span = [_percent(f(of.values())) if of else "" for f in (fmean, min, max)]
             lines.append((str(r.round), *each, *span, _percent(r.expected)))
         head = ("round", *(f"{a} & {b}" for a, b in pairs), "mean", "least", "most", "if independent")
         return Table(f"{self.title}: overlap in percent", head, tuple(lines))
@@ -184,31 +186,22 @@ def draw_overlaps(several: Sequence[Overlaps]) -> Chart:
     drawn = []
     for overlaps in several:
         shown = _ends(overlaps)
-        top = 100 * max(value for r in shown for row in r.density() for value in row) or 1.0
-        for r in shown:
-            places = [round(i * r.columns / len(r.bins[0])) for i in range(len(r.bins[0]))]
-            density = {
-                n: dict(zip(places, (100 * v for v in of), strict=True))
-                for n, of in zip(r.rows, r.density(), strict=True)
-            }
-            title = f"{overlaps.title}, round {r.round}"
-            drawn.append(
-                charts.heat(density, places, title=title, along="dimension", value="% activated", low=0, high=top)
-            )
-        for r in shown:
-            matrix = {
-                a: {b: 100 * v for b, v in zip(r.rows, of, strict=True)}
-                for a, of in zip(r.rows, r.matrix(), strict=True)
-            }
-            title = f"round {r.round}: overlap, %"
-            drawn.append(charts.heat(matrix, r.rows, title=title, value="overlap, %", low=0, high=100, numbers=".0f"))
-        pairs = {" & ".join(pair): {a: 100 * b for a, b in overlaps.series(pair)} for pair in overlaps.pairs}
+        dense = {r.round: r.density() for r in shown}
+        top = max(value for rows in dense.values() for of in rows.values() for value in of.values()) or 1.0
+        for number, rows in dense.items():
+            look: dict[str, Any] = {"along": "dimension", "value": "% activated", "low": 0, "high": top}
+            places = [*next(iter(rows.values()))]
+            drawn.append(charts.heat(rows, places, title=f"{overlaps.title}, round {number}", **look))
+        look = {"value": "overlap, %", "low": 0, "high": 100, "numbers": ".0f"}
+        drawn += [charts.heat(r.matrix(), r.rows, title=f"round {r.round}: overlap, %", **look) for r in shown]
+        met = nested((" & ".join(p), r.round, 100 * of) for r in overlaps.rounds for p, of in r.by_pair.items())
+        pairs = {" & ".join(pair): met[" & ".join(pair)] for pair in overlaps.pairs}
         mean = {"mean of all pairs": {r.round: 100 * fmean(r.overlap) for r in overlaps.rounds if r.overlap}}
         independent = {"if independent": {r.round: 100 * r.expected for r in overlaps.rounds}}
         lines = (pairs if len(pairs) <= _MANY else mean) | independent
         rest = tenths([*pairs.values()], [r.round for r in overlaps.rounds]) if len(pairs) > _MANY else {}
         bands = {f"10 % to 90 % of {len(pairs)} pairs": rest} if rest else {}
-        look: dict[str, Any] = {"dashed": independent, "strong": mean, "zero": True, "bands": bands}
+        look = {"dashed": independent, "strong": mean, "zero": True, "bands": bands}
         drawn.append(charts.lines(lines, "round", "overlap, %", title="overlap, %", **look))
     return charts.concat(drawn, 5)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedloom.core.errors import StateError, choices
+from fedloom.core.grouping import nested
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.runs import recorded
 from fedloom.federation.runs.recorded import lines_of
@@ -291,11 +292,8 @@ class Run:
     ) -> dict[str, Final]:
         """Return `final` of each client, by its name: its personal model if it has one, else the global one."""
         at = self.final(split, at).round
-        values = self.entries(at, split)
-        by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
-        for key, entry in values.items():
-            if entry["model"] in models:
-                by_client[key[0]][key] = entry
+        entries = self.entries(at, split).items()
+        by_client = nested((key[0], key, entry) for key, entry in entries if entry["model"] in models)
         return {c: self._final(by_client[c], split, at) for c in self.info["clients"] if c in by_client}
 
     def scores(self, task: str, metric: str, split: str = "test") -> dict[int, dict[str, float]]:
@@ -348,10 +346,8 @@ class Run:
                 gaps[task, metric].append(str(client))
             else:
                 each[task, metric].append(number_of(entry["value"]))
-        means: dict[str, dict[str, float]] = defaultdict(dict)
-        for task, metric in sorted(each.keys() | gaps.keys()):
-            known = each[task, metric]
-            means[task][metric] = sum(known) / len(known) if known else math.nan
+        known = {key: each[key] for key in sorted(each.keys() | gaps.keys())}
+        means = nested((*key, sum(of) / len(of) if of else math.nan) for key, of in known.items())
         without = {key: (tuple(who), len(who) + len(each[key])) for key, who in sorted(gaps.items())}
         used = {v["model"] for v in values.values()}
         return Final(

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedloom.core.disclosure import shown
 from fedloom.core.errors import first_of
+from fedloom.core.grouping import grouped
 from fedloom.federation.runs.reader import TaskMetric, human_bytes, mean_of, total
 from fedloom.federation.runs.recorded import plainly
 from fedloom.study.charts import COLORS, CONFIG, color, finished, script, thinned
@@ -338,9 +339,7 @@ def of_grid(report: GridReport) -> str:
         figures |= dict(compared(methods, report.palette, at))
     seeds = f"seeds {facts['seeds']}" if "," in facts["seeds"] else f"seed {facts['seeds']}"
     ranks = report.ranks and report.ranks.as_table()
-    by_data = {
-        data: [m for m in report.worst if m.data == data] for data in dict.fromkeys(m.data for m in report.worst)
-    }
+    by_data = grouped((m.data, m) for m in report.worst)
     return render(
         "grid",
         report.title,
@@ -359,8 +358,8 @@ def of_grid(report: GridReport) -> str:
         bases=[name or "nothing" for name in report.methods],
         views=[
             [
-                _compared(f"{at}-{place}", data, [m for m in methods if m.data == data], report.smallest)
-                for place, data in enumerate(dict.fromkeys(m.data for m in methods))
+                _compared(f"{at}-{place}", data, of_data, report.smallest)
+                for place, (data, of_data) in enumerate(grouped((m.data, m) for m in methods).items())
             ]
             for at, methods in enumerate(report.methods.values())
         ],
