@@ -19,7 +19,7 @@ import typer
 from fedloom._version import __version__
 from fedloom.cli import shared
 from fedloom.cli.shared import argument, flag, option
-from fedloom.core.errors import UserError, writing
+from fedloom.core.errors import UserError, printable, writing
 from fedloom.core.lazy import need
 from fedloom.core.machine import cores, free_memory
 
@@ -117,7 +117,7 @@ def predict(
     answers = of_files(bundle or Bundle.read(model), files, file)
     known = [(name, words) for name, words in answers.words if words]
     rows = [{"image": name, **words} for name, words in known]
-    told = [shared.printable(f"{name}: {', '.join(map(' '.join, words.items()))}") for name, words in known]
+    told = [printable(f"{name}: {', '.join(map(' '.join, words.items()))}", "\n") for name, words in known]
     if len(told) > TOLD:
         told[TOLD:] = [f"... and {len(told) - TOLD} more"]
     written = {"picture": answers.picture, "table": answers.table, "maps": answers.maps}

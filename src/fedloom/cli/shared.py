@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedloom.core.errors import StateError, writing
+from fedloom.core.errors import StateError, printable, writing
 from fedloom.core.settings.trust import allow
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> Table:
     columns = [key for key in next(iter(rows), {}) if any(row[key] is not None for row in rows)]
     table = Table(*columns, box=SIMPLE_HEAD, show_header=header)
     for row in rows:
-        table.add_row(*(Text(printable(_cell(row[key]))) for key in columns))
+        table.add_row(*(Text(printable(_cell(row[key]), "\n")) for key in columns))
     return table
 
 
@@ -210,11 +210,6 @@ def listed(text: str | None) -> list[str] | None:
     """Return the names of a comma-separated list."""
     cells = next(csv.reader([text or ""], skipinitialspace=True), [])
     return None if text is None else [name.strip() for name in cells if name.strip()]
-
-
-def printable(text: str) -> str:
-    """Return the text without control characters, because names and events may be untrusted."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def _cell(value: Any) -> str:

@@ -84,6 +84,12 @@ def first_of(names: Iterable[object], most: int = 5) -> str:
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
 
 
+def printable(text: str, kept: str = "", sign: str | None = None) -> str:
+    """Return a text with `sign`, else Python's escape, for each character without a shape, which a terminal may obey,
+    but for those `kept`."""
+    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] if sign is None else sign for c in text)
+
+
 def twice(names: Iterable[str]) -> list[str]:
     """Return the names that occur more than once."""
     return [name for name, count in Counter(names).items() if count > 1]

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedloom.core.errors import printable
+
 _LARGEST = torch.finfo(torch.float32).max
 _MANY = 1 << 53
 _SHOWN = 200
@@ -48,8 +50,7 @@ def shown(value: Any) -> str:
 def plain(text: str, most: int) -> str:
     """Return an untrusted text in one line without control characters, of at most about `most` characters."""
     cut = text[: most + 1]
-    clean = "".join(c if c.isprintable() else " " for c in cut[:most])
-    return f"{clean} ..." if len(cut) > most else clean
+    return printable(cut[:most], sign=" ") + (" ..." if len(cut) > most else "")
 
 
 def _repr(value: Any) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from fedloom.core.errors import UserError, writing
+from fedloom.core.errors import UserError, printable, writing
 from fedloom.core.lazy import need
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8b6d31", "#7f5fc7")
@@ -450,7 +450,7 @@ def finished(part: Any, colors: Mapping[str, str] = {}) -> Any:
     if isinstance(part, list | tuple):
         return [finished(v, colors) for v in part]
     if isinstance(part, str) and not part.isprintable():
-        return "".join(letter if letter.isprintable() or letter == "\u00a0" else " " for letter in part)
+        return printable(part, "\u00a0", " ")
     return colors.get(part, part) if isinstance(part, str) else part
 
 

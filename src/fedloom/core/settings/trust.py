@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.errors import RecipeError, nearest
+from fedloom.core.errors import RecipeError, nearest, printable
 
 ALLOW = "FEDLOOM_ALLOW_CODE"
 """Packages, modules or whole names, separated by commas, that may be imported whoever names them."""
@@ -282,8 +282,7 @@ def _agreed(where: str, codes: Collection[Code]) -> bool:
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     question = f"{where} uses {', '.join(map(str, codes))}. Allow? [y/N] "
-    # a terminal obeys control characters in a file's name, which could hide the question
-    sys.stderr.write("".join(c if c.isprintable() else repr(c)[1:-1] for c in question))
+    sys.stderr.write(printable(question))  # control characters in a file's name could hide the question
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return False
