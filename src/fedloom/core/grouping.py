@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-L = TypeVar("L", bound=Hashable)
 V = TypeVar("V")
 
 
@@ -18,6 +17,12 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return groups
 
 
-def nested(entries: Iterable[tuple[K, L, V]]) -> dict[K, dict[L, V]]:
-    """Return first key -> second key -> the last value of both."""
-    return {key: dict(pairs) for key, pairs in grouped((k, (inner, value)) for k, inner, value in entries).items()}
+def nested(entries: Iterable[tuple[Any, ...]]) -> dict[Any, Any]:
+    """Return first key -> second key -> ... -> value, of entries (first key, second key, ..., value)."""
+    top: dict[Any, Any] = {}
+    for *above, last, value in entries:
+        place = top
+        for key in above:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return top

@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import Field
 
 from fedloom.core.errors import RecipeError, StateError, nearest
+from fedloom.core.grouping import nested
 from fedloom.core.server import ServerRule
 from fedloom.core.settings.section import FIXED, Count, Problems, Section, value_at
 from fedloom.core.settings.trust import Origin
@@ -429,11 +430,8 @@ def curves_csv(curves: Sequence[tuple[str, Curve]]) -> str:
 
 def chosen_of(file: Path) -> dict[str, dict[str, Changes]]:
     """Return data set -> combination -> chosen settings of a file of `curves_csv`. Raises StateError for others."""
-    found: dict[str, dict[str, Changes]] = {}
     try:
-        for row in csv.DictReader(io.StringIO(file.read_text("utf-8"))):
-            if row["chosen"] == "True":
-                found.setdefault(row["data"], {})[row["method"]] = json.loads(row["settings"])
+        rows = [row for row in csv.DictReader(io.StringIO(file.read_text("utf-8"))) if row["chosen"] == "True"]
+        return nested((row["data"], row["method"], json.loads(row["settings"])) for row in rows)
     except (OSError, KeyError, ValueError) as error:
         raise StateError(f"{file}: no file of trials, which `fedloom study claims --run` writes ({error})") from None
-    return found

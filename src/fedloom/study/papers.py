@@ -294,22 +294,20 @@ class HyperWeights(HasTables):
 def weights_of(run: str | Path | Run) -> HyperWeights:
     """Read the hyper weights that a run recorded. Raises StateError where it recorded none."""
     run = run if isinstance(run, Run) else Run.read(run)
-    alpha: dict[str, dict[int, float]] = {}
-    beta: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-    rounds = []
-    for round, record in run.records(HYPER):
-        rounds.append(round)
-        for client, value in record["weights"].items():
-            if record["part"] == "encoder":
-                alpha.setdefault(client, {})[round] = number_of(value)
-                continue
-            for task, layers in value.items():
-                for layer, weight in layers.items():
-                    beta.setdefault((client, task), {}).setdefault(layer, {})[round] = number_of(weight)
-    if not rounds:
+    records = list(run.records(HYPER))
+    if not records:
         raise StateError(f"{run.folder}: no hyper weights recorded; run with method=fedhca2")
-    label = f"{run.recipe['name']}, {run.label}, seed {run.seed}"
-    return HyperWeights(label, tuple(dict.fromkeys(rounds)), dict(sorted(alpha.items())), dict(sorted(beta.items())))
+    each = [(r["part"] == "encoder", round, client, of) for round, r in records for client, of in r["weights"].items()]
+    alpha = nested((client, round, number_of(of)) for is_encoder, round, client, of in each if is_encoder)
+    beta = nested(
+        ((client, task), layer, round, number_of(weight))
+        for is_encoder, round, client, of in each
+        if not is_encoder
+        for task, layers in of.items()
+        for layer, weight in layers.items()
+    )
+    label, rounds = f"{run.recipe['name']}, {run.label}, seed {run.seed}", dict.fromkeys(round for round, _ in records)
+    return HyperWeights(label, tuple(rounds), dict(sorted(alpha.items())), dict(sorted(beta.items())))
 
 
 def draw_weights(several: Sequence[HyperWeights]) -> Chart:

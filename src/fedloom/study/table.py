@@ -223,15 +223,11 @@ class _Maker:
 
     def lines(self, base: str, addon: str) -> list[tuple[Entry, ...]]:
         """Return one line, or one per client with a model of its own where the grid shows clients."""
-        owners: dict[str, dict[str, Values]] = {}
-        unified: dict[str, Values] = {}
-        for data in self.grid.data:
-            if side := self.results.sides.get((data, base, addon)):
-                owned = side.owned(self.results.split) if self.grid.show == "clients" else {}
-                for owner, values in owned.items():
-                    owners.setdefault(owner, {})[data] = values
-                if not owned:
-                    unified[data] = side.values
+        known = ((data, self.results.sides.get((data, base, addon))) for data in self.grid.data)
+        sides = {data: side for data, side in known if side}
+        owned = {d: side.owned(self.results.split) if self.grid.show == "clients" else {} for d, side in sides.items()}
+        owners = nested((owner, data, values) for data, of in owned.items() for owner, values in of.items())
+        unified = {data: sides[data].values for data, of in owned.items() if not of}
         # owners in the order of the tasks that give them their names; others last
         order = {column.task: at for columns in self.results.columns.values() for at, column in enumerate(columns)}
         names = sorted(owners, key=lambda owner: order.get(owner.partition("+")[0], len(order)))

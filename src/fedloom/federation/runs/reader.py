@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -298,13 +299,9 @@ class Run:
 
     def scores(self, task: str, metric: str, split: str = "test") -> dict[int, dict[str, float]]:
         """Return round -> client -> a metric of a task, of the personal model where measured, else the global one."""
-        by_round: dict[int, dict[str, float]] = {}
-        for number in self._measured:
-            for client in self.info["clients"]:
-                entry = self.entries(number, split, client).get((client, task, metric))
-                if entry is not None:
-                    by_round.setdefault(number, {})[client] = number_of(entry["value"])
-        return by_round
+        each = itertools.product(self._measured, self.info["clients"])
+        entries = ((at, client, self.entries(at, split, client).get((client, task, metric))) for at, client in each)
+        return nested((at, client, number_of(entry["value"])) for at, client, entry in entries if entry is not None)
 
     def validation_losses(self) -> dict[int, float]:
         """Round (from 1) -> `validation_loss`, by which early stopping judges; empty without validation data."""

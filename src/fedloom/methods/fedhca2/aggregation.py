@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State, row_key
 from fedloom.core.gram import gram, inner_products
-from fedloom.core.grouping import grouped
+from fedloom.core.grouping import grouped, nested
 from fedloom.core.layout import Block, Layout
 from fedloom.core.settings.section import BelowOne, NonNegative, UnitInterval
 from fedloom.core.stage import Stage, Traits
@@ -160,9 +160,7 @@ class HyperCrossAttention(_Learner):
                 attended[i, task][to] = a
                 if (beta := _used(learned[row_key(updates.rows[i])][task or ""][layer])) > 0:
                     out[i, s] += beta * a
-        given: dict[str, dict[str, Tensor]] = {}
-        for (i, task), a in attended.items():
-            given.setdefault(row_key(updates.rows[i]), {})[task or ""] = a
+        given = nested((row_key(updates.rows[i]), task or "", a) for (i, task), a in attended.items())
         known = {name: {**state["decoders"].get(name, {}), **tasks} for name, tasks in weights.items()}
         return updates.replace(X=out), {"decoders": {**state["decoders"], **known}, "added": given}
 
@@ -230,11 +228,12 @@ def decoders(updates: Updates, parts: dict[str | None, TaskColumns]) -> list[Dec
 
 def together(held: list[Decoder], parts: dict[str | None, TaskColumns]) -> list[list[Any]]:
     """Return tensors that attend to each other: lists of (row, task, columns, columns in the task's vector, layer)."""
-    groups: dict[Any, list[Any]] = {}
-    for i, task in held:
-        part = parts[task]
-        for block, name, at, own in zip(part.blocks, part.names, part.at, part.own, strict=True):
-            groups.setdefault((name, block.shape), []).append((i, task, at, own, _layer(name)))
+    each = ((i, task, parts[task]) for i, task in held)
+    groups = grouped(
+        ((name, block.shape), (i, task, at, own, _layer(name)))
+        for i, task, part in each
+        for block, name, at, own in zip(part.blocks, part.names, part.at, part.own, strict=True)
+    )
     return list(groups.values())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedloom.core.disclosure import hidden
 from fedloom.core.errors import UserError, writing
-from fedloom.core.grouping import nested
+from fedloom.core.grouping import grouped, nested
 from fedloom.federation.runs.reader import ARROWS, TaskMetric
 from fedloom.federation.runs.recorded import plainly
 from fedloom.study import charts
@@ -141,9 +141,8 @@ def _of_grid(report: GridReport) -> Iterator[tuple[str, Figure]]:
 
 def compared(methods: Sequence[Method], palette: Sequence[str], at: int = 0) -> Iterator[tuple[str, Figure]]:
     """Draw the methods of each data set compared with the page's `at`-th base: gains, by tasks, and costs."""
-    for place, data in enumerate(dict.fromkeys(m.data for m in methods)):
-        name, mine = f"{at}-{place}", [m for m in methods if m.data == data]
-        ranked = by_gain(mine)
+    for place, (data, mine) in enumerate(grouped((m.data, m) for m in methods).items()):
+        name, ranked = f"{at}-{place}", by_gain(mine)
         # the constant prediction is so far from all methods that nothing else could be seen
         deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "constant"}
         if not deltas:

@@ -506,27 +506,23 @@ def _over_rounds(cosine: Mapping[str, Cells], sign: Mapping[str, Cells]) -> dict
 
 def _by_row(looks: Sequence[_Look], what: str) -> dict[str, dict[str, dict[int, float]]]:
     """Return group -> row -> number, of `kept`, or of the only row of `weights`."""
-    rows: dict[str, dict[str, dict[int, float]]] = {}
-    for look in looks:
-        for group in look.groups:
-            values = group.get(what) or ()
-            numbers = values[0] if what == "weights" and values else values
-            for name, value in zip(look.rows, numbers, strict=False):
-                # several peers report the same row with the same number
-                if value is not None and look.peer in (None, name):
-                    rows.setdefault(_group(group), {}).setdefault(name, {})[look.round] = value
-    return rows
+    of_groups = ((look, group, group.get(what) or ()) for look in looks for group in look.groups)
+    return nested(
+        (_group(group), name, look.round, value)
+        for look, group, values in of_groups
+        for name, value in zip(look.rows, (values or ((),))[0] if what == "weights" else values, strict=False)
+        if value is not None and look.peer in (None, name)  # several peers report the same row with the same number
+    )
 
 
 def _given(looks: Sequence[_Look]) -> Mapping[str, Cells]:
-    given: dict[str, dict[int, dict[str, Mapping[str, float | None]]]] = {}
-    for look in looks:
-        for group in look.groups:
-            for to, numbers in zip(look.out, group.get("weights") or (), strict=False):
-                if any(v is not None for v in numbers):
-                    rows = given.setdefault(_group(group), {}).setdefault(look.round, {})
-                    rows[to] = dict(zip(look.rows, numbers, strict=True))
-    return given
+    return nested(
+        (_group(group), look.round, to, dict(zip(look.rows, numbers, strict=True)))
+        for look in looks
+        for group in look.groups
+        for to, numbers in zip(look.out, group.get("weights") or (), strict=False)
+        if any(v is not None for v in numbers)
+    )
 
 
 def _note(looks: Sequence[_Look]) -> str:
