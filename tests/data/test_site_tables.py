@@ -323,6 +323,15 @@ def test_local_recipes_list_no_category_of_few_rows() -> None:
     assert "no site has 5 training rows with one value" in draft(few, ["ill"], "site", mode="local").left_out["kind"]
 
 
+def test_a_table_in_python_warns_of_rows_of_one_patient_as_init_does() -> None:
+    table = frame().assign(patient_id=[f"P{n // 3}" for n in range(120)])
+    with pytest.warns(UserWarning, match="rows of one patient can be in train and test; group=patient_id keeps them"):
+        fl.Federation.from_table(table, "site", ["ill"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fl.Federation.from_table(table, "site", ["ill"], group="patient_id", leave_out=["patient_id"])
+
+
 def test_a_large_code_is_seen_beside_numbers_up_to_half_of_it() -> None:
     rng = np.random.default_rng(0)
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ from fedloom.experiments.tune import (
 )
 from fedloom.federation.recipes import dump, load
 from fedloom.federation.recipes.loader import texts
+from fedloom.federation.recipes.objects import described
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.runs.reader import TaskMetric
 from fedloom.study.claims import Effort
@@ -403,6 +405,51 @@ def test_a_sentence_says_yes_or_no_only_where_the_numbers_allow_it(
     assert any("has not converged" in note for note in made.notes)
     notes = [note for note in made.notes if note.startswith(("ill: ", "old: ", "ann ", "bob ", "cleo "))]
     assert not any(word in note for note in notes for word in ("yes", "no, ", "gains on", "loses on", "does not gain"))
+    assert "Next: neither yes nor no is possible (not converged: " in made.notes[-2]
+
+
+def test_a_sentence_says_no_more_than_its_numbers() -> None:
+    score, error = TaskMetric("ill", "auc", "max"), TaskMetric("age", "rmse", "min")
+    same = compared._compared((0.5, 0.6, 0.7), (0.6, 0.7, 0.8), score, 0.25, "")
+    assert same == ("cannot tell", "0.6 -> 0.7, difference +0.1, the same at every seed"), "no interval of width 0"
+    wide = (0.0, 1.0, 0.1), (1.0, 0.5, 0.9)
+    assert compared._compared(*wide, score, 0.25, "")[1].endswith("95 % CI -1 to +1, detectable 3.5")
+    assert "95 % CI -2.2 to +3.1" in compared._compared(*wide, error, 0.25, "")[1]
+    noise = (1.2, 1.3, 1.4), (1.1, 1.2, 1.31), error, 0.25, ""
+    assert compared._compared(*noise)[0] == compared._compared(*noise, (1.3, 1.3, 1.3))[0] == "yes"
+    nothing = compared._compared(*noise, (1.0, 1.1, 1.1))
+    assert nothing[0] == "cannot tell", "who learns nothing gains from less noise, but learned nothing"
+    assert nothing[1].endswith("95 % CI -0.12 to -0.078, but the constant prediction has 1.07")
+    assert compared._compared(noise[1], noise[0], error, 0.25, "", (1.0, 1.1, 1.1))[0] == "no, worse"
+    assert all("together" not in said for said, _ in compared._SAID.values()), "one method of three was compared"
+
+
+def test_each_seed_of_a_comparison_draws_the_test_rows_of_a_table(tmp_path: Path) -> None:
+    """In Python as of a recipe; else the intervals would be about one test part."""
+    rng = np.random.default_rng(5)
+    rows = pandas.DataFrame({"site": list("AB") * 60, "x": rng.normal(size=120), "z": rng.normal(size=120)})
+    rows["ill"] = (rows.x + rng.normal(size=120) > 0).astype(int)
+    fed = fl.Federation.from_table(rows, "site", ["ill"], seed=7)
+
+    def ask(what: fl.Federation, folder: str) -> Any:
+        ways: Any = {"methods": ["local", "fedavg"], "seeds": 2, "rounds": 2, "tell": lambda text: None}
+        return fl.compare(what, folder=tmp_path / folder, **ways)
+
+    made = ask(fed, "c")
+    assert [len({run.info["data_hash"] for run in side.runs.values()}) for side in made.columns] == [2, 2]
+    assert [side.ratio for side in made.columns] == [0.25, 0.25]
+    assert "not corrected for the examples that seeds share" in made.caption
+    assert ask(fed, "c").to_text() == made.to_text(), "finished runs are those of the same splits"
+    assert described(fed.redrawn(1)) == described(fed)
+    assert fed.redrawn(7).dataset.test.fingerprint() == fed.dataset.test.fingerprint()
+    own = sites()
+    assert own.redrawn(1) is own
+    sides = dict(zip(("local", "fedavg"), made.columns, strict=True))
+    assert compared.FIXED not in compared.answer(sides, made.rows, "fedavg")
+    fixed = ask(own, "own")
+    sides = dict(zip(("local", "fedavg"), fixed.columns, strict=True))
+    assert compared.answer(sides, fixed.rows, "fedavg")[0] == compared.FIXED
+    assert "not corrected" not in fixed.caption
 
 
 def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:

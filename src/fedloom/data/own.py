@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Literal
@@ -99,6 +99,10 @@ class Federation:
 
     Raises DataError for data that do not fit; it names the client, the task, the value found and the value expected.
     """
+
+    _drawn: Callable[[int], Federation] | None = None
+    _redrawn_of: Federation | None = None
+    """The federation whose rows these are, with the split of another seed."""
 
     def __init__(
         self,
@@ -227,7 +231,8 @@ class Federation:
         preprocess  "federated": scale by the counts and sums of all sites, of `minimum` rows or more; "local": each
                     site by its own
         ranges      {column: (least, most)}: under privacy, sums of values clipped to this are sent with noise
-        seed        of each site's split into training, validation and test rows
+        seed        of each site's split into training, validation and test rows; `fl.compare` draws a split for each of
+                    its seeds
         group       a column, such as the patient's number: rows with the same cell stay in one part of the split
         time        a column of numbers or times, or several, the longest first: each site's last rows are its test
                     rows. Without it, a column of train and test (and val) says which rows are for tests
@@ -235,7 +240,7 @@ class Federation:
         The same as `fedloom init FILE` and the data set `table`. Raises DataError for a table that does not fit. It
         names the column and the site.
         """
-        from fedloom.data.tables.columns import draft
+        from fedloom.data.tables.columns import ONE_PATIENT, draft
         from fedloom.data.tables.table import RowSplit, build
 
         if isinstance(tasks, str) or not isinstance(tasks, Sequence | Mapping) or not tasks:
@@ -249,16 +254,31 @@ class Federation:
         plan = draft(source, known, site, chosen, away, codes, preprocess, minimum)
         days = time if time is None or isinstance(time, str) else [*time]
         split = RowSplit(group=group, time=days, split=plan.split if time is None else None)
-        built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, split, seed, plan.stored, ranges)
-        gone = [note for note in built.notes if "left out" in note]
+
+        def drawn(seed: int) -> Federation:
+            built = build(plan.table, plan.tasks, plan.inputs, plan.mode, minimum, split, seed, plan.stored, ranges)
+            pairs = zip(built.tasks, described.values(), strict=True)
+            federation = cls.__new__(cls)
+            federation.dataset = replace(built, tasks=tuple(t if each is None else each.on(t) for t, each in pairs))
+            return federation
+
+        federation = drawn(seed)
+        federation._drawn = drawn
+        leaks = () if group is not None else [note.replace("data.", "") for note in plan.notes if ONE_PATIENT in note]
+        gone = [*leaks, *(note for note in federation.dataset.notes if "left out" in note)]
         if plan.refused or gone:
             agree = ["to use such a column, name all inputs as features=; to agree, name it as leave_out="]
             lines = [*plan.refused, *(agree if plan.refused else ()), *gone]
             warnings.warn(f"from_table: {'; '.join(lines)}", stacklevel=2)
-        pairs = zip(built.tasks, described.values(), strict=True)
-        federation = cls.__new__(cls)
-        federation.dataset = replace(built, tasks=tuple(t if each is None else each.on(t) for t, each in pairs))
         return federation
+
+    def redrawn(self, seed: int) -> Federation:
+        """Return the rows of the table with the split of a seed; the federation itself where it is of no table."""
+        if self._drawn is None:
+            return self
+        other = self._drawn(seed)
+        other._redrawn_of = self
+        return other
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -38,7 +38,7 @@ from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
 from fedloom.study.results import UNKNOWN, is_validated, near_0, unsettled_among
 from fedloom.study.significance import holders, sites
-from fedloom.study.statistics import judge, paired
+from fedloom.study.statistics import FRACTIONS, judge, paired
 
 OWN_HEADS = {"model.heads": "own"}
 PAYS: Mapping[str, Changes] = {
@@ -153,6 +153,8 @@ class _Question:
     tell: Callable[[str], None]
     metric: str | None
     """The metric of the table; settings are chosen by each task's own."""
+    splits: dict[int, Federation] = field(default_factory=dict)
+    """Seed -> the federation with its split."""
     done: int = 0
     total: int = 0
     changed: float | None = None
@@ -163,7 +165,7 @@ class _Question:
         """Run every method with the settings that it was given, and return the table."""
         named = [(f"{number}-{_called(method)}", method) for number, method in enumerate(methods)]
         recipes = [
-            (f"{name}-s{seed}", recipe_of(self.what, self.model, method, **{**self.options, "seed": seed}), method)
+            (f"{name}-s{seed}", self._recipe_of(method, (), seed), method)
             for name, method in named
             for seed in self.seeds
         ]
@@ -255,7 +257,18 @@ class _Question:
         is_whole = self.model is not None and not isinstance(self.model, str | Mapping)  # it has no heads of ours
         left = {"method", *(OWN_HEADS if is_whole else ())}
         own = {name: value for name, value in changes.items() if name not in left}
-        return recipe_of(self.what, self.model, changes["method"], texts(own), **{**self.options, "seed": seed})
+        return self._recipe_of(changes["method"], texts(own), seed)
+
+    def _recipe_of(self, method: Any, overrides: Sequence[str], seed: int) -> Recipe:
+        return recipe_of(self._data(seed), self.model, method, overrides, **{**self.options, "seed": seed})
+
+    def _data(self, seed: int) -> Source:
+        """Return what to compare on: of a federation from a table the split of this seed, as a recipe has it."""
+        if not isinstance(self.what, Federation):
+            return self.what
+        if seed not in self.splits:
+            self.splits[seed] = self.what.redrawn(seed)
+        return self.splits[seed]
 
     def _run(self, label: str, recipe: Recipe, place: Path, method: Any = None) -> Path:
         """Return the folder of a finished run: run it, or continue it, where that has not happened."""
@@ -284,7 +297,8 @@ class _Question:
                 f"model is made), choose another folder, or delete {self.home}"
             )
         if has_begun and not is_there:
-            federation = self.what if isinstance(self.what, Federation) else None
+            data = self._data(recipe.seed)
+            federation = data if isinstance(data, Federation) else None
             model, rule = (self.model if recipe.model.is_held else None, method if recipe.method.is_held else None)
             resume(place, federation=federation, model=model, method=rule, progress=Progress())
         elif not is_there:
@@ -311,15 +325,18 @@ def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | No
 
 def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str) -> list[str]:
     """Return a sentence for each task and client: how `best` compares with training alone (1 % counts), what to do."""
-    alone, together = columns["local"], columns[best]
+    alone, together, constant = columns["local"], columns[best], columns.get("constant")
     seeds = [seed for seed in alone.values if seed in together.values]
     lines = [f"Of the ways of training together, {best} is the best on validation data. Compared with training alone:"]
+    if len({alone.runs[seed].info.get("data_hash") for seed in seeds}) == 1 < len(seeds):
+        lines.insert(0, FIXED)
     gains, unfit = 0, unsettled_among({side.label: side.unsettled for side in (alone, together)})
     for row in rows:
         pair = [[side.values[seed].get(row.task, inf) for seed in seeds] for side in (alone, together)]
-        verdict, text = _compared(pair[0], pair[1], row, together.ratio, unfit)
+        still = [constant.values[seed].get(row.task, nan) for seed in seeds] if constant else ()
+        verdict, text = _compared(pair[0], pair[1], row, together.ratio, unfit, still)
         gains += verdict == "yes"
-        lines.append(f"{row.task}: {_SAID[verdict][0]}, {row.metric} {text}.")
+        lines.append(f"{row.task}: {_SAID[verdict][0].format(best)}, {row.metric} {text}.")
     tested = 0
     for site, clients in sites({seed: alone.runs[seed] for seed in seeds}).items():
         by_verdict: dict[str, list[str]] = {}
@@ -330,7 +347,15 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
                 [side.clients[s][client].values.get(row.task, {}).get(row.metric, inf) for s, client in clients.items()]
                 for side in (alone, together)
             ]
-            verdict, text = _compared(pair[0], pair[1], row, together.ratio, unfit)
+            still = (
+                [
+                    constant.clients[s][client].values.get(row.task, {}).get(row.metric, nan)
+                    for s, client in clients.items()
+                ]
+                if constant
+                else ()
+            )
+            verdict, text = _compared(pair[0], pair[1], row, together.ratio, unfit, still)
             tested += verdict != "unknown"
             by_verdict.setdefault(verdict, []).append(
                 f"{row.task} ({row.metric} {text})" if verdict != "unknown" else row.task
@@ -350,30 +375,43 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
     ]
     if unknown := [side.label for side in (alone, together) if side.unsettled == UNKNOWN]:
         lines.append(f"Too few rounds (training.rounds) to know whether {' and '.join(unknown)} converged.")
-    lines.append(
-        "Next: look at the page (fedloom report FOLDER of a run), try more seeds, or deploy (fedloom flower demo)."
-        if gains
-        else "Next: more data or more seeds; on these data training together does not pay clearly."
-    )
+    if unfit:
+        lines.append(f"Next: neither yes nor no is possible ({unfit}): try more rounds (training.rounds) first.")
+    else:
+        lines.append(
+            "Next: look at the page (fedloom report FOLDER of a run), try more seeds, or deploy (fedloom flower demo)."
+            if gains
+            else "Next: more data or more seeds; on these data training together does not pay clearly."
+        )
     return lines
 
 
+FIXED = (
+    "All seeds have the same test examples: the intervals and verdicts below are about these examples, and do not say "
+    "what others would give."
+)
 _SAID = {
-    "yes": ("yes, together is better", "gains on"),
-    "no, worse": ("no, together is worse", "loses on"),
-    "no": (f"no, together is not better by {SMALLEST:g} % or more", "does not gain on"),
+    "yes": ("yes, {} is better", "gains on"),
+    "no, worse": ("no, {} is worse", "loses on"),
+    "no": (f"no, {{}} is not better by {SMALLEST:g} % or more", "does not gain on"),
     "cannot tell": ("cannot tell", "cannot tell on"),
-    "unknown": ("no number", "has no number on"),
+    "unknown": ("no number", "has no number at some seed on"),
 }
-"""Verdict -> what is said after a task, and what before the tasks of a site."""
+"""Verdict -> what is said of the best method after a task, and what is said before the tasks of a site."""
 
 
 def _compared(
-    alone: Sequence[float], together: Sequence[float], row: TaskMetric, ratio: float, unfit: str
+    alone: Sequence[float],
+    together: Sequence[float],
+    row: TaskMetric,
+    ratio: float,
+    unfit: str,
+    constant: Sequence[float] = (),
 ) -> tuple[str, str]:
     """Return the verdict of paired numbers and '0.79 -> 0.82, difference +0.03, 95 % CI +0.01 to +0.05'.
 
-    `unfit` says why neither yes nor no is possible; '' where it is.
+    `unfit` says why neither yes nor no is possible; '' where it is. Numbers that are not better than those of the
+    `constant` prediction are no yes: then training alone only made it worse.
     """
     sign = -1 if row.direction == "min" else 1
     if len(alone) < 2 or not all(map(isfinite, (*alone, *together))):
@@ -382,12 +420,15 @@ def _compared(
     vague = near_0({pair: {row.task: value} for pair, value in enumerate(alone)}, {row.task: row.metric})
     verdict = judge(found, SMALLEST / 100 * abs(fmean(alone)), reason=unfit or "about 0 alone" * bool(vague))
     mean, *ends = (round(sign * value, 9) + 0.0 for value in (found.mean, found.low, found.high))  # 0, not 3.7e-17
-    difference = f"difference {mean:+.2g}, 95 % CI {min(ends):+.2g} to {max(ends):+.2g}"
-    text = f"{fmean(alone):.3g} -> {fmean(together):.3g}, {difference}"
+    low, high = sorted(max(-1.0, min(1.0, end)) if row.metric in FRACTIONS else end for end in ends)
+    interval = "the same at every seed" if found.is_constant else f"95 % CI {low:+.2g} to {high:+.2g}"
+    text = f"{fmean(alone):.3g} -> {fmean(together):.3g}, difference {mean:+.2g}, {interval}"
     if verdict.answer == "cannot tell" and isfinite(verdict.detectable):
         text += f", detectable {verdict.detectable:.2g}"
     if vague:
         text += ", about 0 alone, so no percent"
+    if verdict.answer == "yes" and constant and sign * fmean(together) <= sign * fmean(constant):
+        return "cannot tell", f"{text}, but the constant prediction has {fmean(constant):.3g}"
     return verdict.label, text
 
 

@@ -31,6 +31,7 @@ CSV = (
 )
 ACROSS, LETTERS = 7, 120
 """Runs that stand side by side at most, and letters across; more stand below each other."""
+SHARED = ", not corrected for the examples that seeds share, as that of Δm is"
 ONE_SEED = "One seed: no interval, so this decides nothing."
 _LONG = 60  # letters of a label's keys beyond which those of the data set are left out
 _RULE = 2  # letters between two columns
@@ -81,6 +82,7 @@ class Comparison(HasTable):
         pooled = "; pooled: over the examples of all these clients" if len(self.lines) > len(self.rows) else ""
         data = sorted({d for c in self.columns for f in c.finals.values() for d in f.data})
         seeds = f"; ± 95 % t-interval over seeds, {CUT}" if any(len(c.runs) > 1 for c in self.columns) else ""
+        seeds += SHARED if seeds and any(c.ratio for c in self.columns) else ""
         where = f"{self.results.split} split ({', '.join(data) or 'data not stated'})"
         return f"{where}, mean over the clients with the task{pooled}{seeds}."
 

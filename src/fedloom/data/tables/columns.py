@@ -50,6 +50,10 @@ _OUTCOMES = {
 }
 
 
+ONE_PATIENT = "rows of one patient"
+"""The words that the sentence about an identifier with repeated values has."""
+
+
 @dataclass(frozen=True, eq=False)
 class Draft:
     """A table and the roles of its columns."""
@@ -435,7 +439,7 @@ def repeated(table: Table, left_out: Sequence[str], inputs: Mapping[str, Any], s
         values, rows = len(column.distinct), int(column.present.sum())
         if _is_identifier(column.name) and not {*_words(column.name)} & _SITES and sites < values < rows:
             together = f"data.group={column.name} keeps them together"
-            yield f"{column.name}: {values:,} values in {rows:,} rows, so rows of one patient {both}; {together}"
+            yield f"{column.name}: {values:,} values in {rows:,} rows, so {ONE_PATIENT} {both}; {together}"
     if "number" in inputs.values():  # rows of a few codes are alike by chance
         cells = table.frame.drop(columns=[] if table.site is None else table.site)
         if copies := int(cells.duplicated(keep=False).sum()):

@@ -37,7 +37,9 @@ def separated(value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple
 
 
 def described(thing: Any) -> str:
-    """Return an object in a few words, which differ where data or the shape of a model differ."""
+    """Return an object in a few words, which differ where data or the shape of a model differ, but not where only the
+    seed of a federation's split does."""
+    thing = getattr(thing, "_redrawn_of", None) or thing
     if hasattr(thing, "stage") and hasattr(thing, "name"):  # a Method
         return str(thing.name)
     dataset = getattr(thing, "dataset", thing)
