@@ -18,7 +18,20 @@ from fedloom.federation.runs.reader import Run
 from fedloom.study.claims import sensitivities, sensitivity
 from fedloom.study.comparison import compare
 from fedloom.study.grid import Cell, load_grid, names, recipes
-from fedloom.study.results import SeedLine, Seeds, at_constant, falling, losses, of_seeds, uneven
+from fedloom.study.results import (
+    Column,
+    SeedLine,
+    Seeds,
+    at_constant,
+    estimate,
+    falling,
+    last_loss,
+    losses,
+    of_grid,
+    of_seeds,
+    uneven,
+)
+from fedloom.study.statistics import Estimate
 from grid_support import CONSTANT_ROW, WORSE, benchmark, paper_grid
 from tests_support import load_recipe
 
@@ -115,6 +128,11 @@ def test_the_ratio_is_that_of_the_part_that_was_measured(tmp_path: Path) -> None
         info = json.loads(file.read_text())
         file.write_text(json.dumps({**info, "partition_hash": f"{number}", "validated": 0.2, "redrawn": 0.5}))
     assert {line.ratio for line in of_seeds(grid, tmp_path, "val").lines} == {0.2}
+    side = next(iter(of_grid(grid, tmp_path, "val").sides.values()))
+    task = Column("NYUD", "semseg", "miou", "max")
+    assert estimate(task, [task], side) == Estimate.of([of["semseg"] for of in side.values.values()], 0.2)
+    loss = Column("NYUD", "", "training_loss", "min")
+    assert estimate(loss, [task], side) == Estimate.of([last_loss(run) for run in side.runs.values()]), "not measured"
 
 
 def test_the_fall_is_that_of_a_tenth_of_the_rounds(tmp_path: Path) -> None:

@@ -391,11 +391,11 @@ def test_a_sentence_says_yes_or_no_only_where_the_numbers_allow_it(
 ) -> None:
     score, signed = TaskMetric("ill", "auc", "max"), TaskMetric("ill", "r2", "max")
     low, high = (0.20, 0.21, 0.22), (0.30, 0.31, 0.33)
-    assert compared._compared(low, high, score, 0.0, "")[0] == "yes"
-    assert compared._compared(high, low, score, 0.0, "")[0] == "no, worse"
-    assert compared._compared(low, high, score, 0.0, "not converged: local")[0] == "cannot tell"
-    assert compared._compared(low, high, signed, 0.0, "")[0] == "yes"
-    about_0 = compared._compared([of - 0.2 for of in low], high, signed, 0.0, "")
+    assert compared._compared((low, high), score, 0.0, "")[0] == "yes"
+    assert compared._compared((high, low), score, 0.0, "")[0] == "no, worse"
+    assert compared._compared((low, high), score, 0.0, "not converged: local")[0] == "cannot tell"
+    assert compared._compared((low, high), signed, 0.0, "")[0] == "yes"
+    about_0 = compared._compared(([of - 0.2 for of in low], high), signed, 0.0, "")
     assert about_0 == (
         "cannot tell",
         "0.01 -> 0.313, difference +0.3, 95 % CI +0.29 to +0.32, about 0 alone, so no percent",
@@ -410,17 +410,18 @@ def test_a_sentence_says_yes_or_no_only_where_the_numbers_allow_it(
 
 def test_a_sentence_says_no_more_than_its_numbers() -> None:
     score, error = TaskMetric("ill", "auc", "max"), TaskMetric("age", "rmse", "min")
-    same = compared._compared((0.5, 0.6, 0.7), (0.6, 0.7, 0.8), score, 0.25, "")
+    same = compared._compared(((0.5, 0.6, 0.7), (0.6, 0.7, 0.8)), score, 0.25, "")
     assert same == ("cannot tell", "0.6 -> 0.7, difference +0.1, the same at every seed"), "no interval of width 0"
     wide = (0.0, 1.0, 0.1), (1.0, 0.5, 0.9)
-    assert compared._compared(*wide, score, 0.25, "")[1].endswith("95 % CI -1 to +1, detectable 3.5")
-    assert "95 % CI -2.2 to +3.1" in compared._compared(*wide, error, 0.25, "")[1]
-    noise = (1.2, 1.3, 1.4), (1.1, 1.2, 1.31), error, 0.25, ""
-    assert compared._compared(*noise)[0] == compared._compared(*noise, (1.3, 1.3, 1.3))[0] == "yes"
-    nothing = compared._compared(*noise, (1.0, 1.1, 1.1))
+    assert compared._compared(wide, score, 0.25, "")[1].endswith("95 % CI -1 to +1, detectable 3.5")
+    assert "95 % CI -2.2 to +3.1" in compared._compared(wide, error, 0.25, "")[1]
+    noise, rest = ((1.2, 1.3, 1.4), (1.1, 1.2, 1.31)), (error, 0.25, "")
+    for numbers in (noise, (*noise, (1.3, 1.3, 1.3))):
+        assert compared._compared(numbers, *rest)[0] == "yes"
+    nothing = compared._compared((*noise, (1.0, 1.1, 1.1)), *rest)
     assert nothing[0] == "cannot tell", "who learns nothing gains from less noise, but learned nothing"
     assert nothing[1].endswith("95 % CI -0.12 to -0.078, but the constant prediction has 1.07")
-    assert compared._compared(noise[1], noise[0], error, 0.25, "", (1.0, 1.1, 1.1))[0] == "no, worse"
+    assert compared._compared((*noise[::-1], (1.0, 1.1, 1.1)), *rest)[0] == "no, worse"
     assert all("together" not in said for said, _ in compared._SAID.values()), "one method of three was compared"
 
 
@@ -438,7 +439,10 @@ def test_each_seed_of_a_comparison_draws_the_test_rows_of_a_table(tmp_path: Path
     made = ask(fed, "c")
     assert [len({run.info["data_hash"] for run in side.runs.values()}) for side in made.columns] == [2, 2]
     assert [side.ratio for side in made.columns] == [0.25, 0.25]
-    assert "not corrected for the examples that seeds share" in made.caption
+    assert "corrected for the examples that seeds share" in made.caption
+    values = [made.columns[0].values[seed]["ill"] for seed in (0, 1)]
+    half = 12.7062 * np.std(values, ddof=1) * np.sqrt(1 / 2 + 0.25)
+    assert made.columns[0].cells[made.rows[0]].half == pytest.approx(half, rel=1e-4), "as wide as Δm's"
     assert ask(fed, "c").to_text() == made.to_text(), "finished runs are those of the same splits"
     assert described(fed.redrawn(1)) == described(fed)
     assert fed.redrawn(7).dataset.test.fingerprint() == fed.dataset.test.fingerprint()
@@ -449,7 +453,7 @@ def test_each_seed_of_a_comparison_draws_the_test_rows_of_a_table(tmp_path: Path
     fixed = ask(own, "own")
     sides = dict(zip(("local", "fedavg"), fixed.columns, strict=True))
     assert compared.answer(sides, fixed.rows, "fedavg")[0] == compared.FIXED
-    assert "not corrected" not in fixed.caption
+    assert "corrected" not in fixed.caption
 
 
 def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:

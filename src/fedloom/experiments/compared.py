@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf, isfinite, nan
+from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -325,16 +325,16 @@ def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | No
 
 def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str) -> list[str]:
     """Return a sentence for each task and client: how `best` compares with training alone (1 % counts), what to do."""
-    alone, together, constant = columns["local"], columns[best], columns.get("constant")
+    alone, together = columns["local"], columns[best]
     seeds = [seed for seed in alone.values if seed in together.values]
     lines = [f"Of the ways of training together, {best} is the best on validation data. Compared with training alone:"]
     if len({alone.runs[seed].info.get("data_hash") for seed in seeds}) == 1 < len(seeds):
         lines.insert(0, FIXED)
     gains, unfit = 0, unsettled_among({side.label: side.unsettled for side in (alone, together)})
+    compared = [alone, together, *(side for name, side in columns.items() if name == "constant")]
     for row in rows:
-        pair = [[side.values[seed].get(row.task, inf) for seed in seeds] for side in (alone, together)]
-        still = [constant.values[seed].get(row.task, nan) for seed in seeds] if constant else ()
-        verdict, text = _compared(pair[0], pair[1], row, together.ratio, unfit, still)
+        numbers = [[side.values[seed].get(row.task, nan) for seed in seeds] for side in compared]
+        verdict, text = _compared(numbers, row, together.ratio, unfit)
         gains += verdict == "yes"
         lines.append(f"{row.task}: {_SAID[verdict][0].format(best)}, {row.metric} {text}.")
     tested = 0
@@ -343,19 +343,9 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         for row in rows:
             if not all(client in holders(alone.runs[seed], row.task) for seed, client in clients.items()):
                 continue
-            pair = [
-                [side.clients[s][client].values.get(row.task, {}).get(row.metric, inf) for s, client in clients.items()]
-                for side in (alone, together)
-            ]
-            still = (
-                [
-                    constant.clients[s][client].values.get(row.task, {}).get(row.metric, nan)
-                    for s, client in clients.items()
-                ]
-                if constant
-                else ()
-            )
-            verdict, text = _compared(pair[0], pair[1], row, together.ratio, unfit, still)
+            finals = [[side.clients[seed][client] for seed, client in clients.items()] for side in compared]
+            numbers = [[final.values.get(row.task, {}).get(row.metric, nan) for final in of] for of in finals]
+            verdict, text = _compared(numbers, row, together.ratio, unfit)
             tested += verdict != "unknown"
             by_verdict.setdefault(verdict, []).append(
                 f"{row.task} ({row.metric} {text})" if verdict != "unknown" else row.task
@@ -400,19 +390,14 @@ _SAID = {
 """Verdict -> what is said of the best method after a task, and what is said before the tasks of a site."""
 
 
-def _compared(
-    alone: Sequence[float],
-    together: Sequence[float],
-    row: TaskMetric,
-    ratio: float,
-    unfit: str,
-    constant: Sequence[float] = (),
-) -> tuple[str, str]:
+def _compared(numbers: Sequence[Sequence[float]], row: TaskMetric, ratio: float, unfit: str) -> tuple[str, str]:
     """Return the verdict of paired numbers and '0.79 -> 0.82, difference +0.03, 95 % CI +0.01 to +0.05'.
 
-    `unfit` says why neither yes nor no is possible; '' where it is. Numbers that are not better than those of the
-    `constant` prediction are no yes: then training alone only made it worse.
+    The numbers are those of training alone, of training together and, where it ran, of the constant prediction. What is
+    not better than that is no yes: then training alone only made it worse. `unfit` says why neither yes nor no is
+    possible; '' where it is.
     """
+    alone, together, *constant = numbers
     sign = -1 if row.direction == "min" else 1
     if len(alone) < 2 or not all(map(isfinite, (*alone, *together))):
         return "unknown", "without a number at each seed"
@@ -427,8 +412,8 @@ def _compared(
         text += f", detectable {verdict.detectable:.2g}"
     if vague:
         text += ", about 0 alone, so no percent"
-    if verdict.answer == "yes" and constant and sign * fmean(together) <= sign * fmean(constant):
-        return "cannot tell", f"{text}, but the constant prediction has {fmean(constant):.3g}"
+    if verdict.answer == "yes" and constant and sign * fmean(together) <= sign * fmean(constant[0]):
+        return "cannot tell", f"{text}, but the constant prediction has {fmean(constant[0]):.3g}"
     return verdict.label, text
 
 

@@ -31,7 +31,6 @@ CSV = (
 )
 ACROSS, LETTERS = 7, 120
 """Runs that stand side by side at most, and letters across; more stand below each other."""
-SHARED = ", not corrected for the examples that seeds share, as that of Δm is"
 ONE_SEED = "One seed: no interval, so this decides nothing."
 _LONG = 60  # letters of a label's keys beyond which those of the data set are left out
 _RULE = 2  # letters between two columns
@@ -82,7 +81,7 @@ class Comparison(HasTable):
         pooled = "; pooled: over the examples of all these clients" if len(self.lines) > len(self.rows) else ""
         data = sorted({d for c in self.columns for f in c.finals.values() for d in f.data})
         seeds = f"; ± 95 % t-interval over seeds, {CUT}" if any(len(c.runs) > 1 for c in self.columns) else ""
-        seeds += SHARED if seeds and any(c.ratio for c in self.columns) else ""
+        seeds += ", corrected for the examples that seeds share" if seeds and any(c.ratio for c in self.columns) else ""
         where = f"{self.results.split} split ({', '.join(data) or 'data not stated'})"
         return f"{where}, mean over the clients with the task{pooled}{seeds}."
 
@@ -166,8 +165,9 @@ def compare(
     columns = []
     for label, group, by_seed in zip(labels_of(ordered), ordered, finals, strict=True):
         values = {seed: {row.task: number(final, row) for row in rows} for seed, final in by_seed.items()}
-        each = {line: Estimate.of([number(final, line) for final in by_seed.values()]) for line in lines}
-        columns.append(RunSet(label, {run.seed: run for run in group}, by_seed, values, cells=each))
+        column = RunSet(label, {run.seed: run for run in group}, by_seed, values)
+        each = {line: [number(final, line) for final in by_seed.values()] for line in lines}
+        columns.append(replace(column, cells={line: Estimate.of(of, column.ratio) for line, of in each.items()}))
     both = [final for c in columns for final in c.finals.values()]
     notes += ["Not the same kind of model in all columns: see 'model'."] * (len({final.model for final in both}) > 1)
     notes += ["Not the same kind of data in all columns."] * (len({final.data for final in both}) > 1)

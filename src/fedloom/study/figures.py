@@ -97,7 +97,7 @@ class Panels:
         data, base, addon = where
         result = self.results[where]
         if column.metric != "delta_m":
-            return estimate(column, self.columns[data], result.runs, result.values)
+            return estimate(column, self.columns[data], result)
         reference = self.grid.reference(base)
         other = self.results.get((data, *reference)) if reference else None
         if other is None:
@@ -349,7 +349,7 @@ def _over_rounds(
 ) -> list[Point]:
     """Return a number in the rounds that every seed measured; `histories` is seed -> round -> task -> value."""
     by_round = nested((number, seed, of) for seed, history in histories.items() for number, of in history.items())
-    estimates = {number: estimate(column, columns, result.runs, values) for number, values in sorted(by_round.items())}
+    estimates = {number: estimate(column, columns, result, values) for number, values in sorted(by_round.items())}
     return [(float(number), e) for number, e in estimates.items() if e is not None and e.n == len(result.runs)]
 
 
@@ -484,13 +484,13 @@ class _Means:
             assert self.base is not None
             shares = [[_share({s: v}, self.base, c) for c in columns] for s, v in values.items() if s in self.base]
             numbers = [math.fsum(of_seed) / len(of_seed) for of_seed in shares]
-            return Estimate.of(numbers) if numbers else None
+            return Estimate.of(numbers, result.ratio) if numbers else None
         if name == "sent":
             each = [(run.bits_per_task() / 8e6, value_at(run.recipe, KEY)) for run in result.runs.values()]
             known = [sent * k for sent, k in each if isinstance(k, int) and not math.isnan(sent)]
             return Estimate.of(known) if known else None
         column = Column(where[0], "", "average", self.metric.direction)
-        return estimate(column, columns, result.runs, values)
+        return estimate(column, columns, result)
 
     def finished(self, drawn: Sequence[Chart]) -> Chart:
         """Put the panels on one sheet."""

@@ -376,11 +376,16 @@ def change(values: Values, base: Values, directions: Mapping[str, str], ratio: f
     return Estimate.of(list(each.values()), ratio) if each else None
 
 
-def estimate(column: Column, columns: Sequence[Column], runs: Mapping[int, Run], values: Values) -> Estimate | None:
-    """Return the number over seeds in a column other than Delta, an average over `columns`; None without a seed."""
-    each = [_number(column, columns, runs[seed], by_task) for seed, by_task in values.items()]
+def estimate(column: Column, columns: Sequence[Column], side: Side, values: Values | None = None) -> Estimate | None:
+    """Return the number over seeds in a column other than Delta, an average over `columns`; None without a seed.
+
+    `values` are those of another round than `side.values`.
+    """
+    by_seed = side.values if values is None else values
+    each = [_number(column, columns, side.runs[seed], by_task) for seed, by_task in by_seed.items()]
     known = [number for number in each if number is not None]
-    return Estimate.of(known) if known else None
+    ratio = 0.0 if column.metric in ("bits", "training_loss") else side.ratio  # these two are not measured on test data
+    return Estimate.of(known, ratio) if known else None
 
 
 def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mapping[str, float]) -> float | None:
@@ -398,7 +403,7 @@ def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mappin
 
 def means(columns: Sequence[Column], side: Side) -> dict[str, float]:
     """Return task -> mean over seeds."""
-    estimates = {column.task: estimate(column, columns, side.runs, side.values) for column in columns if column.task}
+    estimates = {column.task: estimate(column, columns, side) for column in columns if column.task}
     return {task: number.mean for task, number in estimates.items() if number is not None}
 
 

@@ -175,8 +175,8 @@ def _caption(grid: Grid, results: Results) -> str:
         against = f"the same base with {next(iter(grid.addons))!r}" if grid.delta == "base" else grid.delta
         over = "domains" if grid.show == "domains" else "tasks"
         parts.append(f"{DELTA}: mean change over the line's {over}, each seed against the same seed of {against}")
-        if ratios := {side.ratio for side in results.sides.values()} - {0}:
-            parts.append(f"its interval is corrected for seeds that redraw one pool (ratio {max(ratios):.3g})")
+    if ratios := {side.ratio for side in results.sides.values()} - {0}:
+        parts.append(f"intervals are corrected for seeds that redraw one pool (ratio {max(ratios):.3g})")
     return "; ".join([*parts, made_by(grid, results.sides)]) + "."
 
 
@@ -248,7 +248,7 @@ class _Maker:
             return self._none(entry, base, addon)
         partial = len(values) < len(self.grid.seeds)
         if column.metric != "delta_m":
-            number = estimate(column, self.results.columns[column.data], side.runs, values)
+            number = estimate(column, self.results.columns[column.data], side, values)
             return replace(entry, kind="value", estimate=number, partial=partial) if number else entry
         reference = self.grid.reference(base)
         if not values or reference is None:  # without a reference there is no such column
@@ -302,7 +302,7 @@ def all_metrics(grid: Grid, folder: Path, split: str = "test") -> Made:
             for metric, value in by_metric.items()
         )
         for key, each in values.items():
-            numbers.setdefault((data, key), {})[side.label] = Estimate.of(each)
+            numbers.setdefault((data, key), {})[side.label] = Estimate.of(each, side.ratio)
     labels = list(dict.fromkeys(cell for of_cell in numbers.values() for cell in of_cell))
     about = f"{split} split; mean over the clients with the task; {about_model(grid, sides)}."
     lines = tuple(

@@ -421,5 +421,5 @@ def _worst_clients(side: Side, rows: Sequence[TaskMetric]) -> Clients:
                 numbers.append(lowest[1])
                 names += [lowest[0]] if len(set(values.values())) > 1 else []
         if numbers:
-            by_method[row] = statistics.Estimate.of(numbers), tuple(dict.fromkeys(names))
+            by_method[row] = statistics.Estimate.of(numbers, side.ratio), tuple(dict.fromkeys(names))
     return by_method
