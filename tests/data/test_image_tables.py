@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.data import DATASETS, Pool
 from fedloom.data.combine import loaded
+from fedloom.data.inputs import is_deep, opened, pixels_of
 from fedloom.engines import api
 from fedloom.engines.flower.node import NodeConfig
 from fedloom.engines.flower.nodes import own_data
@@ -238,3 +241,48 @@ def test_a_node_has_images_of_its_own(folder: Path) -> None:
     assert [*client.tasks] == ["age", "grade"]
     assert (client.tasks["age"][0].mean, client.tasks["age"][0].std) == (50, 20)
     assert len(client.train) + len(client.val) + len(client.test) == 30
+
+
+def wide_png(path: Path, pixels: Any) -> None:
+    """Write a colour PNG with 16 bits per channel, which Pillow only reads."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    high, wide, _ = pixels.shape
+    head = struct.pack(">IIBBBBB", wide, high, 16, 2, 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*each) for each in chunks))
+
+
+def test_what_pillow_would_read_in_part_is_refused(tmp_path: Path) -> None:
+    """Of several pages it reads the first, and of colours of 16 bits the upper 8: numbers below 256 would be black."""
+    grey = Image.fromarray(np.full((4, 4), 9, "uint8"))
+    for name in ("two.tif", "two.webp", "two.png"):
+        grey.save(tmp_path / name, save_all=True, append_images=[Image.fromarray(np.full((4, 4), 90, "uint8"))])
+    wide_png(tmp_path / "wide.png", np.full((4, 4, 3), 255))
+    Image.fromarray(np.full((4, 4), 255, "uint16")).save(tmp_path / "grey.png")
+    for read_one in (opened, is_deep, pixels_of):
+        for name in ("two.tif", "two.webp", "two.png"):
+            with pytest.raises(DataError, match=f"{name}.*2 images found in one file, expected one"):
+                read_one(tmp_path / name)
+        with pytest.raises(DataError, match="wide.png.*colours of 16 bits found, expected 8 bits per channel"):
+            read_one(tmp_path / "wide.png")
+    assert pixels_of(tmp_path / "grey.png").max() == 255
+    grey.save(tmp_path / "camera.jpg", format="MPO", save_all=True, append_images=[grey])
+    assert np.asarray(opened(tmp_path / "camera.jpg")).max() == 9  # a photo with a preview beside it
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pixels_are_white(tmp_path: Path, mode: str) -> None:
+    """A viewer shows no colour below them, whatever the file has there."""
+    pixels = np.zeros((4, 4, 4), "uint8")
+    pixels[:2], pixels[2:] = (0, 0, 0, 0), (60, 60, 60, 255)
+    file, image = tmp_path / "a.png", Image.fromarray(pixels)
+    if mode == "P":
+        image.convert("RGB").quantize(2).save(file, transparency=int(image.convert("RGB").quantize(2).getpixel((0, 0))))
+    else:
+        image.convert(mode).save(file)
+    for seen in (np.asarray(opened(file)), np.moveaxis(pixels_of(file)[0], 0, 2)):
+        assert (np.unique(seen[:2]).tolist(), np.unique(seen[2:]).tolist()) == ([255], [60])

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -252,12 +252,35 @@ def marks(inputs: Tensor, names: Iterable[str]) -> Iterator[tuple[bytes, str]]:
 def opened(file: Path | str, mode: Literal["RGB", "L"] = "RGB") -> Any:
     """Open a file as a Pillow image, upright as the camera's note (EXIF) says; DataError where it cannot be read, and
     where it has more than 8 bits, which Pillow would cut off."""
-    library, upright = need("PIL.Image", "vision"), need("PIL.ImageOps", "vision").exif_transpose
-    with parsing(f"{file}: cannot be read as an image"), library.open(file, formats=FORMATS) as image:
+    upright = need("PIL.ImageOps", "vision").exif_transpose
+    with parsing(f"{file}: cannot be read as an image"), _picture(file) as image:
         if image.mode.startswith(DEEP):
             advice = "convert it, or give all images of a table more (docs/bring-your-data.md)"
             raise ValueError(f"mode {image.mode} found, expected 8 bits per channel; {advice}")
-        return upright(image).convert(mode)
+        return _seen(upright(image), mode)
+
+
+@contextmanager
+def _picture(file: Path | str) -> Iterator[Any]:
+    """Open a file with Pillow. Raises ValueError for a file of several images, of which Pillow reads the first, and for
+    colours of 16 bits, of which it reads 8."""
+    with need("PIL.Image", "vision").open(file, formats=FORMATS) as image:
+        pages = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # a camera adds previews to a JPEG
+        if pages > 1:
+            raise ValueError(f"{pages} images found in one file, expected one; save each as a file, or all as .nii")
+        if not image.mode.startswith(DEEP) and ";16" in str(image.tile):
+            raise ValueError("colours of 16 bits found, expected 8 bits per channel, or grey of 16; convert it")
+        yield image
+
+
+def _seen(image: Any, mode: str) -> Any:
+    """Return a Pillow image in a mode, white where it is transparent, as viewers show it."""
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = need("PIL.Image", "vision").new("RGBA", image.size, "white")
+        white.alpha_composite(image)
+        image = white
+    return image.convert(mode)
 
 
 def resized(image: Any, size: tuple[int, int], fit: Fit) -> Any:
@@ -312,8 +335,8 @@ def is_deep(file: Path) -> bool:
     """Return whether an image has more than 8 bits. DataError where it cannot be read."""
     if package_of(file):
         return True
-    library = need("PIL.Image", "vision")
-    with parsing(f"{file}: cannot be read as an image"), library.open(file, formats=FORMATS) as image:
+    need("PIL.Image", "vision")
+    with parsing(f"{file}: cannot be read as an image"), _picture(file) as image:
         return bool(image.mode.startswith(DEEP))
 
 
@@ -331,9 +354,7 @@ def frames_of(file: Path) -> tuple[int, int, int]:
             if frames < 1 or claimed > DEFLATED * file.stat().st_size:
                 raise ValueError(f"its header claims {frames} images of {high} x {wide}, which it cannot hold")
             return frames, high, wide
-        with need("PIL.Image", "vision").open(file, formats=FORMATS) as image:
-            if image.format in ("TIFF", "GIF") and (pages := getattr(image, "n_frames", 1)) > 1:
-                raise ValueError(f"{pages} images found in one file, expected one; save each as a file, or all as .nii")
+        with _picture(file) as image:
             turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
             return (1, image.width, image.height) if turned else (1, image.height, image.width)
 
@@ -533,12 +554,12 @@ def pixels_of(file: Path, as_label: bool = False) -> Array:
             plain = stored * float(scan.get("RescaleSlope", 1)) + float(scan.get("RescaleIntercept", 0))
             pixels = plain.reshape(-1, 1, *plain.shape[-2:])
         else:
-            with library.open(file, formats=FORMATS) as image:
+            with _picture(file) as image:
                 if not as_label:  # masks are drawn on the upright image
                     need("PIL.ImageOps", "vision").exif_transpose(image, in_place=True)
                 deep = image.mode.startswith(DEEP)
                 shown = "L" if image.mode in ("1", "L") else "RGB"
-                plain = np.asarray(image if as_label or deep else image.convert(shown))
+                plain = np.asarray(image if as_label or deep else _seen(image, shown))
             if plain.dtype == bool:
                 plain = plain.astype(np.uint8)
             if as_label and image.mode == "RGBA" and not np.ptp(plain[..., :3]) and np.ptp(plain[..., 3]):
