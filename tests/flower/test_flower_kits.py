@@ -112,6 +112,34 @@ def test_a_site_checks_its_data_with_its_kit_alone(tmp_path: Path) -> None:
     assert (code, "WRONG node: " in said) == (1, True), said
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"terms": {"methods": ["fedprox"]}}, "this site's terms: methods: fedavg found, expected only fedprox"),
+        ({"terms": {"privacy": {"epsilon": 8, "delta": 1e-3}}}, "this site's terms: privacy: none found"),
+        ({"terms": {"withhold": ["examples"]}}, "this site's terms: withhold: examples, but fedavg needs them"),
+        ({"client": "lab"}, "found, but the recipe lists it for clinic"),
+        ({"client": "Clinic"}, "found, but the recipe lists it for clinic"),
+        ({"data": None}, "node.yaml: data: expected a section data, for the recipe has data: nodes"),
+    ],
+)
+def test_a_check_says_what_the_server_would_refuse(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    """A site that edits its kit learns of it at the site, before a run begins without it."""
+    told("provision", str(sites_file(tmp_path)), "--out", str(tmp_path / "kits"))
+    kit = tmp_path / "kits" / "clinic"
+    node = yaml.safe_load((kit / "home" / "node.yaml").read_text()) | change
+    (kit / "home" / "node.yaml").write_text(yaml.safe_dump(node))
+    code, text = told("check", str(kit))
+    assert (code, said in text) == (1, True), text
+
+
+def test_a_key_that_is_lost_is_no_key_of_the_recipe(tmp_path: Path) -> None:
+    told("provision", str(sites_file(tmp_path)), "--out", str(tmp_path / "kits"))
+    (tmp_path / "kits" / "clinic" / "home" / "key").unlink()
+    code, text = told("check", str(tmp_path / "kits" / "clinic"))
+    assert (code, "the recipe lists another key for this client" in text) == (1, True), text
+
+
 def test_a_recipe_of_init_becomes_that_of_each_site(tmp_path: Path) -> None:
     """Each site states where its file is, and takes the rest of the section that was written for all sites' rows."""
     names = ("hospital", "age", "ill")

@@ -17,10 +17,11 @@ from typing import Any
 
 from fedloom.core.errors import UserError
 from fedloom.core.lazy import need
-from fedloom.engines.flower.nodes import NodeConfig, own_data
-from fedloom.engines.flower.terms import Offer, SitePolicy
+from fedloom.engines.flower.nodes import NodeConfig, own_data, own_table
+from fedloom.engines.flower.terms import Offer, SitePolicy, agree_to_statistics, agree_to_withhold, withheld
 from fedloom.engines.flower.wire import public_key
 from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds.build import method_of
 
 Finding = tuple[str, bool, str]
 SUPPORTED = (1, 30), (2, 0)
@@ -128,12 +129,26 @@ def _node(app: Path, home: Path) -> str:
     if not home.is_dir():
         raise UserError(f"{home} is not a folder")
     config = NodeConfig.read(home / "node.yaml")
-    (config.terms or SitePolicy()).agree_to_offer(Offer.of(_recipe(app)))
-    key = f"key {public_key(home)}"
+    terms = config.terms or SitePolicy()
+    terms.agree_to_offer(Offer.of(_recipe(app)))
+    recipe, own = load(_recipe(app)), public_key(home)
+    terms.agree(recipe)
+    hidden = withheld(config.terms, recipe.privacy, config.data is not None)
+    agree_to_withhold(hidden, method_of(recipe), recipe.early_stopping is not None, recipe.peers)
+    keys = recipe.runtime.flower.keys
+    names = [name for name, key in keys.items() if key == own]
+    if keys.get(config.client, own) != own or (names and config.client not in names):
+        whose = f"lists it for {' and '.join(names)}" if names else "lists another key for this client"
+        raise UserError(f"{home}: client {config.client!r} with the key {own} found, but the recipe {whose}")
+    if (config.data is None) == (recipe.data.name == "nodes"):
+        expected = "a section data" if config.data is None else "none"
+        raise UserError(f"{home / 'node.yaml'}: data: expected {expected}, for the recipe has data: {recipe.data.name}")
+    key = f"key {own}"
     if config.data is None:
         return f"client {config.client!r}, with its share of the recipe's data, {key}"
-    recipe = load(_recipe(app))
-    dataset, client = own_data(recipe, config)
+    if (table := own_table(recipe, config)) is not None:
+        agree_to_statistics(config.terms, hidden, recipe.privacy)
+    dataset, client = own_data(recipe, config, table)
     sizes = ", ".join(f"{len(client.part(split))} {split}" for split in ("train", "val", "test"))
     return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples, {key}" + "".join(
         f"; note: {doubt}" for doubt in dataset.doubts
