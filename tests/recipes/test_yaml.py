@@ -74,6 +74,8 @@ TENFOLD = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("? [a]\n: 1", "unhashable"),
         ("\x00", "not allowed"),
         ("{a: 1, a: 2}", "occurs twice"),
+        ("a: " + "b" * 10_000_000, "x: 10,000,003 characters found, expected at most 10,000,000"),
+        ("a:\n\tb: 1", "x, line 2, column 1: .*; a tab stands there: indent by spaces"),
     ],
     ids=lambda value: value[:12],
 )

@@ -16,6 +16,8 @@ LONGEST = 100
 """Digits of a whole number."""
 MOST, DEEPEST = 100_000, 100
 """Values of a document, and how deep they may be nested."""
+LARGEST = 10_000_000
+"""Characters of a document: libyaml needs minutes, and ten times the memory, for a text of 300 MB."""
 
 
 def read_section(model: type[M], file: Path, kind: type[UserError] = RecipeError) -> M:
@@ -39,7 +41,7 @@ def checked(model: type[M], value: Any, head: str, kind: type[UserError] = Recip
     try:
         return strict(model, value)
     except ValidationError as error:
-        lines = [f"{path}: {message}" for path, message in explain(error, model)]
+        lines = [f"{path}: {message}" if path else message for path, message in explain(error, model)]
         raise kind(f"{head}{between.join(lines)}") from None
 
 
@@ -51,8 +53,11 @@ def to_yaml(value: Any) -> str:
 def parse(text: str, where: str) -> Any:
     """Convert YAML to plain values, as in YAML 1.2: 010 is ten, off is text, 1e-3 is a number.
 
-    Refused are keys that occur twice, and more than `MOST` values or levels than `DEEPEST` with aliases written out.
+    Refused are keys that occur twice, more than `LARGEST` characters, and more than `MOST` values or levels than
+    `DEEPEST` with aliases written out.
     """
+    if len(text) > LARGEST:
+        raise RecipeError(f"{where}: {len(text):,} characters found, expected at most {LARGEST:,}")
     try:
         _check_depth(text)
         loader = _Loader(text)
@@ -67,7 +72,8 @@ def parse(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise RecipeError(f"{where}{place}: {error.problem}") from None
+        tab = "; a tab stands there: indent by spaces" if mark and text[mark.index : mark.index + 1] == "\t" else ""
+        raise RecipeError(f"{where}{place}: {error.problem}{tab}") from None
     except (yaml.YAMLError, ValueError, LookupError, OverflowError) as error:
         raise RecipeError(f"{where}: {error}") from None
 
