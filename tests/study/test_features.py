@@ -172,6 +172,15 @@ def test_tables_and_files(runs: dict[str, Path], tmp_path: Path) -> None:
     assert len(list(csv.DictReader(files[1].read_text().splitlines()))) == 4 * 4
 
 
+def test_few_examples_have_no_embedding(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.experiments.papers.features._LEAST", 9)
+    found = features([runs["fedavg"]], examples=2, images=1)
+    assert found.notes[-1] == "fedavg has no t-SNE: 8 test examples found, expected at least 9"
+    assert [file.name for file in found.write(tmp_path / "o")] == [
+        "singular-values.csv", "singular-values.png", "grad-cam.png",
+    ]  # fmt: skip
+
+
 def test_runs_that_lack_something(tmp_path: Path, runs: dict[str, Path]) -> None:
     (run,) = read([runs["fedavg"]])
     with pytest.raises(StateError, match="expected a run with feature modules"):

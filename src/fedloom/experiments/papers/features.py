@@ -44,6 +44,7 @@ PARTS = ("f+", "f-", "f*", "f~")
 """Domain-robust, domain-related, corrected and fused features, as in Table 7."""
 SPECTRUM, EMBEDDING, MAPS = "singular-values.png", "tsne.png", "grad-cam.png"
 RANK = "effective rank: exp of the entropy of the singular values, divided by their sum"
+_LEAST = 4  # examples for t-SNE
 _DECADES = 8  # singular values further below the largest are rounding
 TWENTY = (*COLORS, "#aec7e8", "#ffbb78", "#98df8a", "#ff9896", "#c5b0d5", "#c49c94", "#f7b6d2", "#c7c7c7", "#dbdb8d",
           "#9edae5", "#393b79", "#637939")  # fmt: skip
@@ -278,8 +279,8 @@ def part_accuracy(run: DomainRun, view: DomainModel) -> dict[str, float]:
 
 
 def embedding(features: Tensor) -> Array:
-    """Return t-SNE of features (n x D) in the plane (n x 2). ValueError for fewer than four examples."""
-    if len(features) < 4:
+    """Return t-SNE of features (n x D) in the plane (n x 2). ValueError for fewer than _LEAST examples."""
+    if len(features) < _LEAST:
         raise ValueError(f"embedding: expected at least four examples, found {len(features)}")
     library = need("sklearn.manifold", "report")
     perplexity = min(30.0, (len(features) - 1) / 3)
@@ -305,11 +306,14 @@ class FeatureStudy:
         return "\n".join(texts) + "".join(f"note: {note}\n" for note in self.notes)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write singular-values.csv, parts.csv (with feature modules), singular-values.png, tsne.png and grad-cam.png.
+        """Write singular-values.csv, parts.csv (with feature modules), singular-values.png, and where there are such
+        figures tsne.png and grad-cam.png.
 
         Raises UserError where the folder cannot be written."""
-        embedded = concat(self.embedded, 3, "t-SNE of pooled features; the large points are the classes' means")
-        figures = {SPECTRUM: _spectra(self.spectra), EMBEDDING: embedded}
+        figures: dict[str, Any] = {SPECTRUM: _spectra(self.spectra)}
+        if self.embedded:
+            title = "t-SNE of pooled features; the large points are the classes' means"
+            figures[EMBEDDING] = concat(self.embedded, 3, title)
         tables = {f"{name}.csv": records.to_csv() for name, records in self.records().items()}
         with writing(folder):
             write(folder, tables)
@@ -407,7 +411,10 @@ def features(
             parts[run.name] = _accuracies(run, step)
             if run.feature_module.about.scope == "identity":
                 notes.append(f"{run.name} measures its models without feature modules; here they are in")
-        if figures:
+        count = sum(len(seen[run.first(domain)][0]) for domain in run.domains)
+        if figures and count < _LEAST:
+            notes.append(f"{run.name} has no t-SNE: {count} test examples found, expected at least {_LEAST}")
+        elif figures:
             step(f"{run.name}: t-SNE")
             embedded.append(_embedded(run, seen))
     heat = None
