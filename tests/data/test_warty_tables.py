@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -485,6 +486,31 @@ def test_a_comma_after_a_leading_zero_is_decimal(tmp_path: Path) -> None:
     assert "crea (number)" in init(tmp_path, (table, ""))[1]
     (tmp_path / "t.yaml").unlink()
     assert "the comma in numbers such as '1,100' may be" in init(tmp_path, (table.replace(";0,", ";1,"), ""))[1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers"),
+    [
+        (["1.333", "950", "", "12.000"], [1333, 950, np.nan, 12000]),
+        (["1.333", "950,5", "", "1.000.000"], [1333, 950.5, np.nan, 1e6]),
+        (["1.333", "950,5", "", "1.5"], [1.333, 950.5, np.nan, 1.5]),
+        (["0.333", "950", "", "1.000"], [0.333, 950, np.nan, 1]),
+    ],
+)
+def test_where_commas_are_decimal_points_part_thousands(tmp_path: Path, cells: list[str], numbers: list[float]) -> None:
+    """A spreadsheet writes all numbers of a file alike: read as decimal, 1.333 would be less than 950."""
+    lines = [f"{i},5;{cell}" for i, cell in enumerate(cells)]
+    (tmp_path / "t.csv").write_text("\n".join(["age;cost", *lines]))
+    np.testing.assert_array_equal(read(tmp_path / "t.csv", None).column("cost").numbers, numbers)
+
+
+def test_a_recipe_is_named_after_its_file(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text(rows()))
+    for file, name in {"my recipe (1).yaml": "my-recipe-1-", "für uns.yaml": "für-uns"}.items():
+        words = ("--labels", "ill", "--clients", "site", "--out", tmp_path / file)
+        code, said = command("init", tmp_path / "t.csv", *words)
+        assert (code, f"fedloom run '{tmp_path / file}'" in said) == (0, True), said
+        assert yaml.safe_load((tmp_path / file).read_text())["name"] == name
 
 
 def test_a_class_with_a_decimal_comma_is_the_one_without(tmp_path: Path) -> None:

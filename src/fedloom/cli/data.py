@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,12 +74,13 @@ def init(
 
     if out.exists():
         raise UserError(f"{out} exists already: choose another file with --out")
+    name = re.sub(r"[^\w.-]+", "-", out.stem).lstrip(".-") or "recipe"
     path = Path(_ask(None if data is None else str(data), "Your data: a table, a folder of images or an .npz", ""))
     if is_table_at(path):
         named = {"features": shared.listed(features), "leave_out": shared.listed(leave_out) or []}
         settings: dict[str, Any] = {**named, "mode": preprocess}
         cells = codes(missing), renamed(rename)
-        recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, images, cells, settings)
+        recipe = _of_table(path, name, labels, clients, method, rounds, metric, images, cells, settings)
     else:
         options = {"features": features, "leave-out": leave_out, "missing": missing, "rename": rename}
         for option, value in {**options, "metric": metric, "images": images}.items():
@@ -96,13 +99,14 @@ def init(
         which = "How many clients for each of its domains" if source.groups else "How many clients hold it"
         or_column = ", or the column that names the client of each row" if source.columns else ""
         held = _ask(clients, which + or_column, "1" if source.groups else "5")
-        recipe = draft(source, out.stem, wanted, held, _ask(method, METHOD, "fedavg"), _ask(rounds, ROUNDS, 20))
+        recipe = draft(source, name, wanted, held, _ask(method, METHOD, "fedavg"), _ask(rounds, ROUNDS, 20))
         if source.columns:
             for line in choices_of(source, recipe["data"], held):
                 typer.echo(line)
     load(recipe)
     shared.put(f"{EDITORS}{SHIPPED}\n{to_yaml(recipe)}", out)
-    typer.echo(f"Look at it: fedloom show {out}\nTrain:      fedloom run {out}", err=True)
+    file = shlex.quote(str(out))
+    typer.echo(f"Look at it: fedloom show {file}\nTrain:      fedloom run {file}", err=True)
 
 
 def _of_table(

@@ -38,6 +38,7 @@ _MISSING = ("", "NA", "NaN", "nan")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")  # 0,912 is none
+_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
 _POINT = re.compile(THOUSANDS.pattern + r"\.\d+")
 AROUND = re.compile(r"[^\w,.]{0,3}[+-]?\d+([.,]\d+)?[^\d]{0,9}")
 _MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
@@ -256,7 +257,14 @@ def _file(path: Path, texts: Collection[str]) -> tuple[dict[str, pandas.DataFram
         plain: dict[str, Any] = {"index_col": False, "encoding": "utf-8-sig", "low_memory": False}
         cells: dict[str, Any] = {"na_values": list(_MISSING), "keep_default_na": False, "skipinitialspace": True}
         cells["dtype"] = dict.fromkeys(texts, str)
-        frame = pandas.read_csv(path, sep=separator, header=0, skiprows=skipped, names=names, **plain, **cells)
+        settings = {"sep": separator, "header": 0, "skiprows": skipped, "names": names, **plain, **cells}
+        frame = pandas.read_csv(path, **settings)
+        real = [name for name in frame if frame[name].dtype.kind == "f"]
+        others = (text_of(cell) for name in frame if frame[name].dtype.kind == "O" for cell in frame[name].unique())
+        if real and any(map(_is_decimal, others)):  # then 1.234 is a thousand
+            for name, column in pandas.read_csv(path, **settings | {"dtype": str, "usecols": real}).items():
+                if _are_grouped(column.dropna().unique()):
+                    frame[name] = pandas.to_numeric(column.str.replace(".", "", regex=False))
         return {"": frame}, ()
 
 
@@ -334,6 +342,12 @@ def _is_decimal(text: str) -> bool:
     return _COMMA.fullmatch(text) is not None and not THOUSANDS.fullmatch(text)
 
 
+def _are_grouped(texts: Iterable[str]) -> bool:
+    """Return whether points part thousands, where the comma is decimal: three digits follow each point."""
+    pointed = [text for text in texts if "." in text and "," not in text]
+    return bool(pointed) and all(map(_GROUPS.fullmatch, pointed))
+
+
 def _point_for_comma(text: str) -> str:
     """Return a number with a decimal comma as `text_of` writes it, any other text as it is."""
     number = number_of(text, "decimal")
@@ -397,6 +411,8 @@ class Column:
         texts = [text_of(cell) for cell in cells]
         if not self.unclear and any(map(_is_decimal, texts)) and not any(map(_POINT.fullmatch, texts)):
             # 1,0 is the class 1, as 1.0 is in another site's file
+            if _are_grouped(texts):
+                texts = [text if "," in text else text.replace(".", "") for text in texts]
             texts = [text if text in self.codes else _point_for_comma(text) for text in texts]
         numbers = {text: number_of(text) for text in texts if text not in self.codes}
         names = sorted(numbers, key=lambda text: (numbers[text] is None, numbers[text] or 0.0, text))
