@@ -570,6 +570,20 @@ def test_what_the_grid_cannot_show_of_its_data_is_refused_before_anything_runs(t
 
 
 @pytest.mark.usefixtures("near")
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"columns": ["digit", "party"]}, "grid tiny: columns: no task 'party'. Did you mean 'parity'?"),
+        ({"metric": "miou"}, "no task has the metric 'miou'. Recorded: "),
+    ],
+)
+def test_what_the_grid_cannot_show_of_finished_cells_is_refused_too(whole: Path, keys, message) -> None:
+    grid = load_grid(TINY | keys, ["training.rounds=6"])
+    with pytest.raises(UserError, match=re.escape(f"Digits / FedAvg s0: {message}")):
+        prepare(grid, whole)
+
+
+@pytest.mark.usefixtures("near")
 def test_data_that_is_absent_is_said_before_anything_runs(tmp_path: Path) -> None:
     grid = load_grid(
         TINY

@@ -185,6 +185,8 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     chosen = select(grid, only)
     over = [cell for cell in by_cell if cell in chosen and states[cell] == "finished"]
     for done in grouped((by_cell[cell].data.model_dump_json(), cell) for cell in over).values():
+        with at(str(done[0])):
+            check_shown(grid, Run.read(done[0].folder(folder)))
         since = changed(by_cell[done[0]])
         if before := [cell for cell in done if began(cell.folder(folder)) < since]:
             _ask(_compare_data, before[0].folder(folder), by_cell[before[0]])
