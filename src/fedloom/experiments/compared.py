@@ -331,7 +331,7 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
     if len({alone.runs[seed].info.get("data_hash") for seed in seeds}) == 1 < len(seeds):
         lines.insert(0, FIXED)
     gains, unfit = 0, unsettled_among({side.label: side.unsettled for side in (alone, together)})
-    compared = [alone, together, *(side for name, side in columns.items() if name == "constant")]
+    compared = [columns[name] for name in ("local", best, "constant") if name in columns]
     for row in rows:
         numbers = [[side.values[seed].get(row.task, nan) for seed in seeds] for side in compared]
         verdict, text = _compared(numbers, row, together.ratio, unfit)

@@ -130,11 +130,12 @@ def _node(app: Path, home: Path) -> str:
         raise UserError(f"{home} is not a folder")
     config = NodeConfig.read(home / "node.yaml")
     terms = config.terms or SitePolicy()
-    terms.agree_to_offer(Offer.of(_recipe(app)))
-    recipe, own = load(_recipe(app)), public_key(home)
+    file = _recipe(app)
+    terms.agree_to_offer(Offer.of(file))
+    recipe, own = load(file), public_key(home)
     terms.agree(recipe)
     hidden = withheld(config.terms, recipe.privacy, config.data is not None)
-    agree_to_withhold(hidden, method_of(recipe), recipe.early_stopping is not None, recipe.peers)
+    agree_to_withhold(hidden, method_of(recipe), recipe)
     keys = recipe.runtime.flower.keys
     names = [name for name, key in keys.items() if key == own]
     if keys.get(config.client, own) != own or (names and config.client not in names):
@@ -143,14 +144,13 @@ def _node(app: Path, home: Path) -> str:
     if (config.data is None) == (recipe.data.name == "nodes"):
         expected = "a section data" if config.data is None else "none"
         raise UserError(f"{home / 'node.yaml'}: data: expected {expected}, for the recipe has data: {recipe.data.name}")
-    key = f"key {own}"
     if config.data is None:
-        return f"client {config.client!r}, with its share of the recipe's data, {key}"
+        return f"client {config.client!r}, with its share of the recipe's data, key {own}"
     if (table := own_table(recipe, config)) is not None:
         agree_to_statistics(config.terms, hidden, recipe.privacy)
     dataset, client = own_data(recipe, config, table)
     sizes = ", ".join(f"{len(client.part(split))} {split}" for split in ("train", "val", "test"))
-    return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples, {key}" + "".join(
+    return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples, key {own}" + "".join(
         f"; note: {doubt}" for doubt in dataset.doubts
     )
 

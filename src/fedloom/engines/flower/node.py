@@ -144,7 +144,7 @@ class Node:
                 "expected data: nodes"
             )
         method = method_of(recipe)
-        agree_to_withhold(self.withheld, method, recipe.early_stopping is not None, recipe.peers)
+        agree_to_withhold(self.withheld, method, recipe)
         answer = None
         if self.config.data is not None:
             own, report = own_table(recipe, self.config), None
@@ -303,8 +303,7 @@ class Node:
             self.config.terms.agree(self.bench.recipe)
         built, worker = self.bench.at(self.config, str(head.get("tasks")), str(head.get("table", "")))
         expect(head, **identity(built))
-        early = built.recipe.early_stopping is not None
-        agree_to_withhold(self.withheld, built.method, early, built.recipe.peers)
+        agree_to_withhold(self.withheld, built.method, built.recipe)
         if self.config.terms is not None:
             self.config.terms.agree_to(built, head.get("clients"))
         return built, worker

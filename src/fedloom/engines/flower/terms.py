@@ -23,7 +23,7 @@ from fedloom.core.untrusted import shown
 from fedloom.engines.flower.wire import RefusedError
 from fedloom.federation.recipes.loader import changed, dump, names, read, resolved
 from fedloom.federation.recipes.runtime import Privacy
-from fedloom.federation.recipes.schema import PeersSection, Recipe
+from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.refusals import judged_on_data
 from fedloom.methods.method import Method
@@ -252,18 +252,16 @@ def agree_to_statistics(terms: SitePolicy | None, hidden: Collection[Beside], pr
 
 
 @_refusing
-def agree_to_withhold(
-    hidden: Collection[Beside], method: Method, early: bool, peers: PeersSection | None
-) -> Iterator[str]:
-    """Raise RefusedError where a run, perhaps with `early` stopping, needs what a node withholds."""
+def agree_to_withhold(hidden: Collection[Beside], method: Method, recipe: Recipe) -> Iterator[str]:
+    """Raise RefusedError where a run of a recipe and its method needs what a node withholds."""
     if "examples" in hidden and method.counts_examples:
         why = "a stage reads them" if method.weights == "uniform" else f"method.weights is {method.weights}"
         yield f"withhold: examples, but {method.name} needs them ({why}); set method.weights: uniform"
     for what, extras in _TELL.items():
         if what in hidden and (extra := sorted(extras & method.extras)):
             yield f"withhold: {what}, but {method.name} sends {extra[0]} beside the update, which reveals them"
-    if early and (needed := sorted({"losses", "scores"} & {*hidden})):
+    if recipe.early_stopping is not None and (needed := sorted({"losses", "scores"} & {*hidden})):
         yield f"withhold: {', '.join(needed)}, but early_stopping reads the validation loss; leave it out"
-    if peers is not None and "losses" in hidden:
-        for signal in judged_on_data(peers):
+    if recipe.peers is not None and "losses" in hidden:
+        for signal in judged_on_data(recipe.peers):
             yield f"withhold: losses, but by peers' {signal} others learn how models do on a peer's validation data"
