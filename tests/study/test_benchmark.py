@@ -25,6 +25,7 @@ from fedloom.study.results import (
     at_constant,
     estimate,
     falling,
+    falls,
     last_loss,
     losses,
     of_grid,
@@ -141,6 +142,26 @@ def test_the_fall_is_that_of_a_tenth_of_the_rounds(tmp_path: Path) -> None:
     run = Run.read(Cell("NYUD", "Local", "-", 100).folder(tmp_path))
     assert falling(losses(run)["depth"]) == pytest.approx(100 * (1 - 0.98**4), abs=0.01)
     assert math.isnan(falling([1.0]))
+
+
+@pytest.mark.parametrize(
+    ("validation", "fall"),
+    [([0.9] * 8 + [0.8, 0.9], 0.0), ([0.9] * 9 + [0.9 * 0.96], 4.0), ([0.9] * 9 + [0.3], 36.0), ([0.9], 36.0)],
+)
+def test_what_falls_on_its_own_examples_alone_has_converged(tmp_path: Path, validation: Any, fall: float) -> None:
+    """The training loss falls by 20 % in each of the last rounds; the validation loss is that of every other round."""
+    grid = benchmark(tmp_path, losses=[1.0] * 16 + [0.8**n for n in range(1, 5)])
+    file = Cell("NYUD", "Local", "-", 100).folder(tmp_path) / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line, value in zip(lines[-2 * len(validation) + 1 :: 2], validation, strict=True):
+        measured = {"metric": "loss", "split": "val", "model": "global", "client": "a", "value": value}
+        line["metrics"] += [{**measured, "task": task} for task in CONSTANT_ROW]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert falls(Run.read(file.parent)) == pytest.approx(dict.fromkeys(CONSTANT_ROW, fall), abs=0.1)
+    lines_of_local = [
+        line for line in of_seeds(grid, tmp_path, "val").lines if (line.method, line.seed) == ("Local", 100)
+    ]
+    assert [line.falling for line in lines_of_local] == pytest.approx([fall] * 2, abs=0.1)
 
 
 def test_a_loss_that_is_nearly_gone_has_converged() -> None:

@@ -358,7 +358,7 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         "by chance."
     )
     lines += [
-        f"{side.label} has not converged: its training loss still falls by {side.fall:.1f} % per tenth of the rounds, "
+        f"{side.label} has not converged: its loss still falls by {side.fall:.1f} % per tenth of the rounds, "
         "so nothing is a yes or a no. More rounds (training.rounds) may change that."
         for side in (alone, together)
         if side.is_moving

@@ -90,7 +90,7 @@ class Sensitivity:
                 f"{OVER_ALONE:g} % or more {end}"
             )
         failed += [
-            f"{task}: the training loss still falls by {fall.signed} % per tenth of the rounds, expected {STILL:g} % "
+            f"{task}: the loss still falls by {fall.signed} % per tenth of the rounds, expected {STILL:g} % "
             "or less at the upper end of the interval"
             for task, fall in self.falling.items()
             if not fall.mean + fall.half <= STILL

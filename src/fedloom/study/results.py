@@ -27,7 +27,7 @@ Combination = tuple[str, str, str]
 """Labels of data set, base and add-on."""
 
 STILL = 5.0
-"""Percent by which the training loss may still fall per tenth of the rounds."""
+"""Percent by which the loss may still fall per tenth of the rounds."""
 LAST = 0.2
 """The share of the rounds, at the end, over which that is measured."""
 FIRST = 0.1
@@ -38,7 +38,7 @@ ABOUT_0 = 0.05
 """A baseline nearer to 0 by one of these is no baseline for a change in percent."""
 
 DELTA = "Δ %"
-MOVING = f"‡: the training loss still falls by over {STILL:g} % per tenth of the rounds, which allows no verdict."
+MOVING = f"‡: the loss still falls by over {STILL:g} % per tenth of the rounds, which allows no verdict."
 SPOKEN = {
     "miou": "mIoU", "maxf": "maxF", "odsf": "odsF", "merr": "mErr", "rmse": "RMSE", "edge_f_plain": "F",
     "auc": "AUC", "pr-auc": "PR-AUC", "balanced-accuracy": "balanced accuracy", "brier": "Brier score",
@@ -106,12 +106,12 @@ class Side:
 
     @cached_property
     def fall(self) -> float:
-        """Percent by which the training loss still falls per tenth of the rounds; nan where that is unknown."""
-        return mean_of_known(falling(of) for run in self.runs.values() for of in losses(run).values())
+        """The mean of `falls` over tasks and seeds; nan where that is unknown."""
+        return mean_of_known(fall for run in self.runs.values() for fall in falls(run).values())
 
     @property
     def is_moving(self) -> bool:
-        """Return whether the training loss still falls, so that no verdict on the method is possible."""
+        """Return whether the loss still falls, so that no verdict on the method is possible."""
         return self.fall > STILL
 
     @property
@@ -624,8 +624,21 @@ def losses(run: Run) -> dict[str, list[float]]:
     return grouped((task, fmean(of)) for known in by_round for task, of in known.items())
 
 
+def falls(run: Run) -> dict[str, float]:
+    """Return task -> `falling` of its training loss, or of its validation loss where that falls less.
+
+    What no longer learns anything that holds for other examples has converged, though it learns its own by heart. The
+    validation loss (mean over clients) counts where it was measured in more than one round.
+    """
+    found = {}
+    for task, by_round in losses(run).items():
+        measured = [fmean(of.values()) for number, of in run.scores(task, "loss", "val").items() if number > 0]
+        found[task] = min((fall for fall in map(falling, (by_round, measured)) if not isnan(fall)), default=nan)
+    return found
+
+
 def falling(by_round: Sequence[float]) -> float:
-    """Return the percent by which a training loss fell per tenth of the rounds, at the end; nan for a single round.
+    """Return the percent by which a loss fell per tenth of the rounds, at the end; nan for a single round.
 
     From the mean losses of the first and the second half of the last rounds. Percent of the loss, or of a tenth of the
     first round's where the loss is smaller: a model that knows its examples by heart has converged, though its loss
@@ -647,7 +660,7 @@ UNKNOWN = "convergence not known"
 
 
 def unsettled(fall: float, has_loss: bool) -> str:
-    """Return what forbids a verdict on a method whose training loss falls by `fall`; '' where nothing does.
+    """Return what forbids a verdict on a method whose loss falls by `fall`; '' where nothing does.
 
     A method without a loss trains nothing; one with a loss over too few rounds may have converged or not.
     """
@@ -714,7 +727,7 @@ class SeedLine:
     training_loss: float
     """The training loss of the task in the last round; nan where it is unknown."""
     falling: float
-    """Percent by which it still falls per tenth of the rounds; nan where that is unknown."""
+    """The number of `falls`; nan where that is unknown."""
     ratio: float
     """Where the seeds redraw the measured part from one pool, the ratio of `against_zero`; else 0."""
 
@@ -783,14 +796,13 @@ def seeds_of(grid: Grid, sides: Mapping[Combination, Side]) -> Seeds:
             columns = by_data[data]
             if seed not in side.values:
                 continue
-            by_task = losses(side.runs[seed])
+            by_task, still = losses(side.runs[seed]), falls(side.runs[seed])
             for task, value in side.values[seed].items():
                 if task not in columns:
                     continue
-                # a domain is a part of the run's only task
-                by_round = next(iter(by_task.values()), []) if side.by_domain else by_task.get(task, [])
-                last = by_round[-1] if by_round else math.nan
-                c, fall = columns[task], falling(by_round)
+                trained = next(iter(by_task), "") if side.by_domain else task  # a domain is a part of the only task
+                last = by_task[trained][-1] if trained in by_task else nan
+                c, fall = columns[task], still.get(trained, nan)
                 lines.append(
                     SeedLine(data, side.label, seed, task, c.metric, value, c.direction, last, fall, side.ratio)
                 )

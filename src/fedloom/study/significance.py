@@ -252,7 +252,7 @@ def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
             reason = results.unfit(test.data, test.method, test.base, rows if test.row is None else [test.row])
             lines[i] = replace(test, verdict=judge(test.change, test.smallest, test.holm, reason))
         each = [f"{' / '.join(filter(None, key))} ({fall:.1f} %)" for key, fall in moving.items()]
-        about = f"Not converged: the training loss still falls by more than {STILL:g} % per tenth of the rounds"
+        about = f"Not converged: the loss still falls by more than {STILL:g} % per tenth of the rounds"
         notes += [f"{about}: {', '.join(each)}."] if moving else []
     title = WORDS[over]["title"]
     title = f"{results.title}: {title}" if results.title else title.capitalize()
