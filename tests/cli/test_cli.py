@@ -268,20 +268,23 @@ def test_compare(api, fedloom_):
     assert (code, err) == (2, "error: t.csv/t.txt: File exists\n")
     assert fedloom_("compare", "fedavg", "--split", "train")[0] == 2
     assert "no val metrics" in fedloom_("compare", "fedavg", "--split", "val")[2]
-    assert "--trials is only for a recipe" in fedloom_(*runs, "--trials", "2")[2]
+    for name in ("--trials", "--seed-count"):
+        assert f"{name} is only for a recipe" in fedloom_(*runs, name, "2")[2]
     assert "--base: the runs of a recipe are compared with local" in fedloom_("compare", "digits-tasks", *runs[-4:])[2]
 
 
 def test_a_recipe_is_compared_with_its_changes(fedloom_, monkeypatch):
     asked: list[Any] = []
 
-    def compare(recipe, folder, **_):
-        asked.append((recipe.training.rounds, recipe.model.name, folder))
+    def compare(recipe, folder, seeds, **_):
+        asked.append((recipe.training.rounds, recipe.model.name, folder, seeds))
         raise UserError("asked")
 
     monkeypatch.setattr("fedloom.experiments.compared.compare", compare)
-    fedloom_("compare", "digits-tasks", "training.rounds=7", "model.name=cnn", "name=small", "--trials", "2")
-    assert asked == [(7, "cnn", Path("comparisons/small"))]
+    small = ("digits-tasks", "training.rounds=7", "model.name=cnn", "name=small")
+    fedloom_("compare", *small, "--trials", "2")
+    fedloom_("compare", *small, "--seed-count", "10")
+    assert asked == [(7, "cnn", Path("comparisons/small"), seeds) for seeds in (None, 10)]
     assert "training.round: unknown key" in fedloom_("compare", "digits-tasks", "training.round=7")[2]
     assert "--trials is only for a recipe" in fedloom_("compare", "digits-tasks", "other", "--trials", "2")[2]
 

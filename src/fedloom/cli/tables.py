@@ -106,6 +106,9 @@ def compare(
     trials: Annotated[
         int | None, option("The number of settings to try per method of a recipe.", min=1, show_default="8")
     ] = None,
+    seed_count: Annotated[
+        int | None, option("The number of seeds to run each method of a recipe with.", min=2, show_default="3")
+    ] = None,
 ) -> None:
     """Compare runs task by task, with intervals over seeds; or test or rank them.
 
@@ -126,8 +129,9 @@ def compare(
     changes = [str(change) for change in runs[1:] if "=" in str(change) and not change.exists()]
     is_one = runs[0].is_file() or (source in recipes() and not runs[0].is_dir())
     is_recipe = not is_grid and is_one and len(changes) == len(runs) - 1
-    if trials is not None and not is_recipe:
-        raise UserError("--trials is only for a recipe, whose methods are tuned: give a recipe's name or file")
+    for name, given in {"--trials": trials, "--seed-count": seed_count}.items():
+        if given is not None and not is_recipe:
+            raise UserError(f"{name} is only for a recipe, whose methods are tuned: give a recipe's name or file")
     if base is not None and is_recipe:
         raise UserError("--base: the runs of a recipe are compared with local: leave --base out")
     asked = [f"--{name}" for name, wanted in {"tests": tests, "ranks": ranks, **of_grids}.items() if wanted]
@@ -162,7 +166,9 @@ def compare(
             shown = tabulate(opened, folder, split, percent)
     else:
         shown = comparison = (
-            _of_recipe(source, changes, split, metric, trials) if is_recipe else side_by_side(runs, base, split, metric)
+            _of_recipe(source, changes, split, metric, trials, seed_count)
+            if is_recipe
+            else side_by_side(runs, base, split, metric)
         )
         results = comparison.results
     if ranks:
@@ -178,7 +184,12 @@ def compare(
 
 
 def _of_recipe(
-    source: str, changes: Sequence[str], split: Literal["test", "val"], metric: str | None, trials: int | None
+    source: str,
+    changes: Sequence[str],
+    split: Literal["test", "val"],
+    metric: str | None,
+    trials: int | None,
+    seeds: int | None,
 ) -> Comparison:
     """Run a recipe with the methods that `fl.compare` chooses, and return the comparison."""
     from fedloom.experiments.compared import compare
@@ -186,7 +197,8 @@ def _of_recipe(
     from fedloom.federation.recipes.loader import load
 
     recipe, budget = load(source, changes), None if trials is None else Budget(trials=trials)
-    return compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric, budget=budget)
+    folder = Path("comparisons") / recipe.name
+    return compare(recipe, folder=folder, seeds=seeds, split=split, metric=metric, budget=budget)
 
 
 def figure(

@@ -369,13 +369,14 @@ def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str)
         lines.append(f"Next: neither yes nor no is possible ({unfit}): try more rounds (training.rounds) first.")
     else:
         lines.append(
-            "Next: look at the page (fedloom report FOLDER of a run), try more seeds, or deploy (fedloom flower demo)."
+            f"Next: look at the page (fedloom report FOLDER of a run), try {MORE}, or deploy (fedloom flower demo)."
             if gains
-            else "Next: more data or more seeds; on these data training together does not pay clearly."
+            else f"Next: more data or {MORE}; on these data training together does not pay clearly."
         )
     return lines
 
 
+MORE = "more seeds (--seed-count; in Python seeds=)"
 FIXED = (
     "All seeds have the same test examples: the intervals and verdicts below are about these examples, and do not say "
     "what others would give."
