@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,7 @@ from fedloom.study.claims import Effort
 from fedloom.study.grid import Grid, load_grid, recipes, save
 from fedloom.study.significance import contrasts
 from fedloom.study.significance import sites as sites_of_runs
+from fedloom.study.statistics import Estimate
 
 SHORT = Budget(trials=4)
 
@@ -366,7 +368,16 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
     ]
     assert {tuple(c.runs) for c in made.columns} == {(0, 1, 2)}
     text = made.to_text()
-    for line in ("Of the ways of training together, ", "ill: ", "old: ", "ann ", "bob ", "cleo ", "Next: "):
+    for line in (
+        "Of the ways of training together, ",
+        "All tasks together: ",
+        "ill: ",
+        "old: ",
+        "ann ",
+        "bob ",
+        "cleo ",
+        "Next: ",
+    ):
         assert any(note.startswith(line) for note in made.notes), line
     assert "the best of 4 settings on validation data" in text
     assert "constant: the recipe's own settings." in text
@@ -386,6 +397,32 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
         fl.compare(sites(), rounds=3, folder=tmp_path / "c", budget=SHORT, tell=heard.append)
 
 
+def test_several_runs_of_a_comparison_at_once_are_the_same_runs(tmp_path: Path) -> None:
+    def made(jobs: int, said: list[str]) -> Any:
+        recipe, budget = load("digits-tasks", ["training.rounds=1", "model=mlp"]), {"trials": 2, "seeds": [100]}
+        return fl.compare(recipe, folder=tmp_path / str(jobs), seeds=2, budget=budget, tell=said.append, jobs=jobs)
+
+    one: list[str] = []
+    two: list[str] = []
+    tables = [made(1, one).to_text(), made(2, two).to_text()]
+    assert tables[0].replace(f"{tmp_path / '1'}", f"{tmp_path / '2'}") == tables[1]
+    labels = [[line.partition("] ")[2].partition(";")[0] for line in said[1:]] for said in (one, two)]
+    assert sorted(labels[0]) == sorted(labels[1]), "each run is counted once"
+    assert two[-1].startswith(f"[{len(two) - 1}/{len(two) - 1}] ")
+    models = [{path.relative_to(home): path.read_bytes() for path in home.rglob("model.safetensors")}
+              for home in (tmp_path / "1", tmp_path / "2")]  # fmt: skip
+    assert models[0] == models[1] != {}
+
+
+def test_what_fails_beside_other_runs_is_said_as_where_it_fails_alone(tmp_path: Path) -> None:
+    recipe, methods = load("digits-tasks", ["training.rounds=1", "model=mlp"]), ["local", "fedavg", "f2dc"]
+    for jobs in (1, 2):
+        said: list[str] = []
+        with pytest.raises(RecipeError, match="an encoder with maps"):
+            fl.compare(recipe, methods=methods, folder=tmp_path / f"{jobs}", tell=said.append, jobs=jobs)
+        assert [line.partition("]")[0] for line in said] == ["[1/3", "[2/3"]
+
+
 def test_a_sentence_says_yes_or_no_only_where_the_numbers_allow_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,7 +440,7 @@ def test_a_sentence_says_yes_or_no_only_where_the_numbers_allow_it(
     monkeypatch.setattr("fedloom.study.results.STILL", -1.0)  # nothing has converged
     made = fl.compare(sites(), rounds=4, lr=0.01, seeds=2, folder=tmp_path, budget={"trials": 1, "seeds": [100]})
     assert any("has not converged" in note for note in made.notes)
-    notes = [note for note in made.notes if note.startswith(("ill: ", "old: ", "ann ", "bob ", "cleo "))]
+    notes = [note for note in made.notes if note.startswith(("All tasks", "ill: ", "old: ", "ann ", "bob ", "cleo "))]
     assert not any(word in note for note in notes for word in ("yes", "no, ", "gains on", "loses on", "does not gain"))
     assert "Next: neither yes nor no is possible (not converged: " in made.notes[-2]
 
@@ -423,6 +460,22 @@ def test_a_sentence_says_no_more_than_its_numbers() -> None:
     assert nothing[1].endswith("95 % CI -0.12 to -0.078, but the constant prediction has 1.07")
     assert compared._compared((*noise[::-1], (1.0, 1.1, 1.1)), *rest)[0] == "no, worse"
     assert all("together" not in said for said, _ in compared._SAID.values()), "one method of three was compared"
+
+
+def test_the_sentence_about_all_tasks_is_the_mean_change_of_the_table(tmp_path: Path) -> None:
+    """With twelve rounds FedAvg is worse than training alone, so here it is what training alone is compared with."""
+    methods, options = ["fedavg", "local", "constant"], {"rounds": 12, "lr": 0.05, "seeds": 3}
+    made = fl.compare(sites(), folder=tmp_path, methods=methods, tell=lambda _: None, **options)
+    fedavg, local, constant = made.columns
+    change = local.delta
+    assert change is not None
+    of, ends = f"change {change.mean:+.2g} %", [change.mean - change.half, change.mean + change.half]
+    text = f"{of}, 95 % CI {ends[0]:+.2g} to {ends[1]:+.2g}"
+    assert compared._over_tasks(made, made.columns, "") == ("yes", text)
+    assert compared._over_tasks(made, made.columns, "not converged: local") == ("cannot tell", text)
+    ahead = replace(constant, delta=Estimate(1000.0, 0.0, 3))
+    said = ("cannot tell", f"{text}, but the constant prediction has +1e+03 %")
+    assert compared._over_tasks(made, [fedavg, local, ahead], "") == said
 
 
 def test_each_seed_of_a_comparison_draws_the_test_rows_of_a_table(tmp_path: Path) -> None:
@@ -449,10 +502,10 @@ def test_each_seed_of_a_comparison_draws_the_test_rows_of_a_table(tmp_path: Path
     own = sites()
     assert own.redrawn(1) is own
     sides = dict(zip(("local", "fedavg"), made.columns, strict=True))
-    assert compared.FIXED not in compared.answer(sides, made.rows, "fedavg")
+    assert compared.FIXED not in compared.answer(sides, made, "fedavg")
     fixed = ask(own, "own")
     sides = dict(zip(("local", "fedavg"), fixed.columns, strict=True))
-    assert compared.answer(sides, fixed.rows, "fedavg")[0] == compared.FIXED
+    assert compared.answer(sides, fixed, "fedavg")[0] == compared.FIXED
     assert "corrected" not in fixed.caption
 
 

@@ -109,6 +109,7 @@ def compare(
     seed_count: Annotated[
         int | None, option("The number of seeds to run each method of a recipe with.", min=2, show_default="3")
     ] = None,
+    jobs: shared.Jobs = None,
 ) -> None:
     """Compare runs task by task, with intervals over seeds; or test or rank them.
 
@@ -129,9 +130,11 @@ def compare(
     changes = [str(change) for change in runs[1:] if "=" in str(change) and not change.exists()]
     is_one = runs[0].is_file() or (source in recipes() and not runs[0].is_dir())
     is_recipe = not is_grid and is_one and len(changes) == len(runs) - 1
-    for name, given in {"--trials": trials, "--seed-count": seed_count}.items():
+    for name, given in {"--trials": trials, "--seed-count": seed_count, "--jobs": jobs}.items():
         if given is not None and not is_recipe:
-            raise UserError(f"{name} is only for a recipe, whose methods are tuned: give a recipe's name or file")
+            raise UserError(
+                f"{name} is only for a recipe, whose methods are tuned and run: give a recipe's name or file"
+            )
     if base is not None and is_recipe:
         raise UserError("--base: the runs of a recipe are compared with local: leave --base out")
     asked = [f"--{name}" for name, wanted in {"tests": tests, "ranks": ranks, **of_grids}.items() if wanted]
@@ -166,7 +169,7 @@ def compare(
             shown = tabulate(opened, folder, split, percent)
     else:
         shown = comparison = (
-            _of_recipe(source, changes, split, metric, trials, seed_count)
+            _of_recipe(source, changes, split, metric, trials, seed_count, jobs)
             if is_recipe
             else side_by_side(runs, base, split, metric)
         )
@@ -190,6 +193,7 @@ def _of_recipe(
     metric: str | None,
     trials: int | None,
     seeds: int | None,
+    jobs: int | None,
 ) -> Comparison:
     """Run a recipe with the methods that `fl.compare` chooses, and return the comparison."""
     from fedloom.experiments.compared import compare
@@ -198,7 +202,7 @@ def _of_recipe(
 
     recipe, budget = load(source, changes), None if trials is None else Budget(trials=trials)
     folder = Path("comparisons") / recipe.name
-    return compare(recipe, folder=folder, seeds=seeds, split=split, metric=metric, budget=budget)
+    return compare(recipe, folder=folder, seeds=seeds, split=split, metric=metric, budget=budget, jobs=jobs)
 
 
 def figure(

@@ -25,6 +25,7 @@ from fedloom.core.settings.yaml import section_of
 from fedloom.data.own import Federation
 from fedloom.engines.api import START, Source, recipe_of, resume, run
 from fedloom.experiments import tune
+from fedloom.experiments.grid_run import Outcome, Place, Watch, bytes_of, run_at_once
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described as in_words
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
@@ -37,7 +38,7 @@ from fedloom.study.comparison import Comparison, RunSet
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
 from fedloom.study.results import UNKNOWN, is_validated, near_0, unsettled_among
-from fedloom.study.significance import holders, sites
+from fedloom.study.significance import contrasts, holders, sites
 from fedloom.study.statistics import FRACTIONS, judge, paired
 
 OWN_HEADS = {"model.heads": "own"}
@@ -66,6 +67,7 @@ def compare(
     metric: str | None = None,
     budget: tune.Budget | Mapping[str, Any] | None = None,
     tell: Callable[[str], None] | None = None,
+    jobs: int | None = 1,
     **options: Any,
 ) -> Comparison:
     """Run each method with each seed, and compare the runs: one column per method, with an interval over seeds.
@@ -80,8 +82,10 @@ def compare(
     by default that of `fedloom tune`, and run with three seeds. The table ends with a sentence for each task and each
     client. Named methods are not tuned.
 
-    `tell` receives a line for each run, by default on stderr. Finished runs in FOLDER are not repeated, and interrupted
-    ones are continued. Runs of another recipe, other data, other code or other weights are refused.
+    `jobs` is how many runs of a recipe go at once (None: as many as the CPUs can take); those of a federation, a model
+    or a method in memory go one by one. `tell` receives a line for each run, by default on stderr. Finished runs in
+    FOLDER are not repeated, and interrupted ones are continued. Runs of another recipe, other data, other code or other
+    weights are refused.
 
     Raises UserError for bad input.
     """
@@ -120,7 +124,7 @@ def compare(
     home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     say = partial(print, file=sys.stderr, flush=True)
     try:
-        asked = _Question(what, model, options, home, every, budget, tell or say, metric)
+        asked = _Question(what, model, options, home, every, budget, tell or say, metric, jobs)
         if methods is None:
             comparison = asked.answered(split)
         else:
@@ -153,6 +157,11 @@ class _Question:
     tell: Callable[[str], None]
     metric: str | None
     """The metric of the table; settings are chosen by each task's own."""
+    jobs: int | None
+    told: set[Path] = field(default_factory=set)
+    """The folders of the runs that `_ahead` has counted."""
+    needs: dict[str, int] = field(default_factory=dict)
+    """Method -> the bytes that a run of it may need."""
     splits: dict[int, Federation] = field(default_factory=dict)
     """Seed -> the federation with its split."""
     done: int = 0
@@ -164,18 +173,19 @@ class _Question:
     def side_by_side(self, methods: Sequence[Any], base: str | None, split: str) -> Comparison:
         """Run every method with the settings that it was given, and return the table."""
         named = [(f"{number}-{_called(method)}", method) for number, method in enumerate(methods)]
-        recipes = [
-            (f"{name}-s{seed}", self._recipe_of(method, (), seed), method)
+        runs = {
+            self.home / f"{name}-s{seed}": (method, self._recipe_of(method, (), seed))
             for name, method in named
             for seed in self.seeds
-        ]
-        self.total = len(recipes)
-        folders: list[Path] = []
-        for name, recipe, method in recipes:
-            folders.append(self._run(name, recipe, self.home / name, method))
-            if len(folders) == 1:
-                Run.read(folders[0]).judged_by(self.metric)  # one that no task has is said before the others run
-        made = put_side_by_side(folders, base, split, self.metric)
+        }
+        self.total = len(runs)
+        for place, (method, recipe) in runs.items():
+            if self.done and place not in self.told:
+                self._ahead({at: (at.name.rpartition("-s")[0], at.name, of) for at, (_, of) in runs.items()})
+            self._run(place.name, recipe, place, method)
+            if self.done == 1:
+                Run.read(place).judged_by(self.metric)  # one that no task has is said before the others run
+        made = put_side_by_side([*runs], base, split, self.metric)
         return replace(made, notes=(*made.notes, "Not tuned: each method has the settings it was given."))
 
     def answered(self, split: str) -> Comparison:
@@ -197,11 +207,13 @@ class _Question:
                 notes.append(f"{name} is left out: {' '.join(str(error).split())}")
                 self.tell(notes[-1])
                 self.total -= trials * tuning + seeds - (self.done - before)
-        folders = [
-            self._run(f"{name}, seed {seed}", self._recipe(changes, seed), self.home / f"{name}-s{seed}")
+        finals = {
+            self.home / f"{name}-s{seed}": (name, f"{name}, seed {seed}", self._recipe(changes, seed))
             for name, changes in chosen.items()
             for seed in self.seeds
-        ]
+        }
+        self._ahead(finals)
+        folders = [self._run(label, recipe, place) for place, (_, label, recipe) in finals.items()]
         comparison = put_side_by_side(folders, None, split, self.metric)
         columns = dict(zip(chosen, comparison.columns, strict=True))
         best = None
@@ -209,7 +221,7 @@ class _Question:
             judged = put_side_by_side(folders, None, "val", self.metric)
             best = _best(dict(zip(chosen, judged.columns, strict=True)), comparison.rows)
         unjudged = ["No validation data, so no way of training together is recommended."]
-        said = unjudged if best is None else answer(columns, comparison.rows, best)
+        said = unjudged if best is None else answer(columns, comparison, best)
         return replace(comparison, notes=(*comparison.notes, *notes, *said, f"The runs: {self.home}"))
 
     def _tuned(self, name: str, changes: Changes, notes: list[str]) -> Changes:
@@ -221,9 +233,8 @@ class _Question:
         def of(trial: Changes, seed: int = seeds[0]) -> Recipe:
             return self._recipe({**changes, **trial}, seed)
 
-        def measured(trial: Changes, number: int, seed: int) -> dict[str, float]:
-            place = self.home / "trials" / f"{name}-{number}-s{seed}"
-            run = Run.read(self._run(f"{name} with {tune.described(trial)}, seed {seed}", of(trial, seed), place))
+        def measured(place: Path, label: str, recipe: Recipe) -> dict[str, float]:
+            run = Run.read(self._run(label, recipe, place))
             run.judged_by(self.metric)  # one that no task has is said at the first trial
             if not is_validated(run):
                 raise _UnvalidatedError
@@ -232,9 +243,18 @@ class _Question:
             return {row.task: final.get(row.task, {}).get(row.metric, nan) for row in run.judged}
 
         def ran(proposed: list[Changes]) -> tune.Scores:
-            for number, trial in enumerate(proposed):
-                if tune.key(trial) not in values:
-                    values[tune.key(trial)] = {seed: measured(trial, number, seed) for seed in seeds}
+            new = {
+                self.home / "trials" / f"{name}-{number}-s{seed}": (trial, seed)
+                for number, trial in enumerate(proposed)
+                for seed in seeds
+                if tune.key(trial) not in values
+            }
+            said = {place: f"{name} with {tune.described(trial)}, seed {seed}" for place, (trial, seed) in new.items()}
+            runs = {place: (name, said[place], of(*one)) for place, one in new.items()}
+            for place, (trial, seed) in new.items():
+                if self.done and place not in self.told:  # the first run of all shows alone whether anything is wrong
+                    self._ahead(runs)
+                values.setdefault(tune.key(trial), {})[seed] = measured(place, *runs[place][1:])
             return tune.scored(values, rows)
 
         try:
@@ -304,11 +324,50 @@ class _Question:
         elif not is_there:
             shutil.rmtree(place, ignore_errors=True)  # what ended before it began
             run(recipe, place, progress=Progress())
+        if place not in self.told:
+            self.note(label)
+        return place
+
+    def note(self, label: str) -> None:
+        """Count a run that is over, and say so."""
         self.done += 1
         spent = time.monotonic() - self.began
         left = clock(spent / self.done * max(0, self.total - self.done))
         self.tell(f"[{self.done}/{self.total}] {label}; {clock(spent)} spent, about {left} left")
-        return place
+
+    def _ahead(self, runs: Mapping[Path, tuple[str, str, Recipe]]) -> None:
+        """Run what is missing of folder -> (method, label, recipe), several at once; `_run` repeats what fails."""
+        if self.jobs == 1 or isinstance(self.what, Federation):
+            return
+        todo: dict[Place, Recipe] = {}
+        needs: dict[Place, int] = {}
+        for folder, (name, label, recipe) in runs.items():
+            with tune.stored(label):
+                if is_over(folder) or recipe.model.is_held or recipe.method.is_held:
+                    continue
+            place = Place(str(folder.relative_to(self.home)), label)
+            needs[place] = self.needs[name] = self.needs.get(name) or bytes_of(recipe)
+            todo[place] = recipe
+        if len(todo) > 1:
+            run_at_once(todo, self.home, needs, _Ahead(self), Outcome(), self.jobs)
+
+
+class _Ahead(Watch):
+    """Tells a comparison of each run that is over."""
+
+    def __init__(self, question: _Question) -> None:
+        self.question = question
+
+    def ended(self, cell: Any, how: str, seconds: float, rounds: int) -> None:
+        """Count a run, unless it failed."""
+        super().ended(cell, how, seconds, rounds)
+        if not how.startswith(("failed", "refused")):
+            self.question.told.add(cell.folder(self.question.home))
+            self.question.note(cell.label)
+
+    def event(self, text: str) -> None:
+        """Say what a run says."""
+        self.question.tell(text)
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -323,15 +382,21 @@ def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | No
     return max(known, key=lambda name: known[name], default=None)
 
 
-def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str) -> list[str]:
-    """Return a sentence for each task and client: how `best` compares with training alone (1 % counts), what to do."""
-    alone, together = columns["local"], columns[best]
+def answer(columns: Mapping[str, RunSet], made: Comparison, best: str) -> list[str]:
+    """Return sentences on how `best` compares with training alone (1 % counts), and what to do.
+
+    One is about all tasks together, where there are several, then there is one for each task and one for each client.
+    """
+    alone, together, rows = columns["local"], columns[best], made.rows
     seeds = [seed for seed in alone.values if seed in together.values]
     lines = [f"Of the ways of training together, {best} is the best on validation data. Compared with training alone:"]
     if len({alone.runs[seed].info.get("data_hash") for seed in seeds}) == 1 < len(seeds):
         lines.insert(0, FIXED)
     gains, unfit = 0, unsettled_among({side.label: side.unsettled for side in (alone, together)})
     compared = [columns[name] for name in ("local", best, "constant") if name in columns]
+    if len(rows) > 1 and (found := _over_tasks(made, compared, unfit)):
+        gains += found[0] == "yes"
+        lines.append(f"All tasks together: {_SAID[found[0]][0].format(best)}, {found[1]}.")
     for row in rows:
         numbers = [[side.values[seed].get(row.task, nan) for seed in seeds] for side in compared]
         verdict, text = _compared(numbers, row, together.ratio, unfit)
@@ -389,6 +454,26 @@ _SAID = {
     "unknown": ("no number", "has no number at some seed on"),
 }
 """Verdict -> what is said of the best method after a task, and what is said before the tasks of a site."""
+
+
+def _over_tasks(made: Comparison, compared: Sequence[RunSet], unfit: str) -> tuple[str, str] | None:
+    """Return the verdict on the mean change over tasks and 'change +7.6 %, 95 % CI +0.2 to +14.9'; None without one.
+
+    `compared` and `unfit` are as in `_compared`.
+    """
+    alone, together, *constant = compared
+    tests = (test for test in contrasts(made.results).tests if test.row is None and test.method == together.label)
+    if (test := next(tests, None)) is None or test.change is None:
+        return None
+    counted = [row for row in made.rows if row.task in made.results.directions("")]
+    reason = unfit or made.results.unfit("", together.label, alone.label, counted)
+    verdict, change = judge(test.change, test.smallest, reason=reason), test.change
+    text = f"change {change.mean:+.2g} %, 95 % CI {change.low:+.2g} to {change.high:+.2g}"
+    if verdict.answer == "cannot tell" and isfinite(verdict.detectable):
+        text += f", detectable {verdict.detectable:.2g} %"
+    if verdict.answer == "yes" and constant and (of := constant[0].delta) is not None and of.mean >= change.mean:
+        return "cannot tell", f"{text}, but the constant prediction has {of.mean:+.2g} %"
+    return verdict.label, text
 
 
 def _compared(numbers: Sequence[Sequence[float]], row: TaskMetric, ratio: float, unfit: str) -> tuple[str, str]:

@@ -155,6 +155,26 @@ class Prepared:
         return sum(state == "finished" or cell.combination not in out for cell, state in self.states.items())
 
 
+@dataclass(frozen=True)
+class Place:
+    """What a cell is to a grid, for a run outside one: a folder below another, and the run's name in messages."""
+
+    name: str
+    label: str
+
+    def folder(self, home: Path) -> Path:
+        """Return the run's folder."""
+        return home / self.name
+
+    @property
+    def combination(self) -> str:
+        """The name in messages."""
+        return self.label
+
+    def __str__(self) -> str:
+        return self.label
+
+
 @dataclass
 class Outcome:
     """The outcome of the cells that had to be run; `peak` is the largest resident size of one in bytes."""
@@ -212,9 +232,30 @@ def run_prepared(prepared: Prepared, watch: Watch, jobs: int | None = None, memo
     outcome = Outcome()
     if not prepared.todo:
         return outcome
-    jobs = jobs or default_jobs([prepared.recipes[cell] for cell in prepared.todo])
-    work = _CellJob(prepared, watch, jobs, int(0.8 * available_memory()) if memory is None else memory, outcome)
-    watch.start(len(work.queue), sum(prepared.recipes[cell].training.rounds for cell in work.queue))
+    todo = {cell: prepared.recipes[cell] for cell in prepared.todo}
+    run_at_once(todo, prepared.folder, prepared.needs, watch, outcome, jobs, memory)
+    if outcome.refused:
+        save(prepared.grid, prepared.folder, {**prepared.refused, **outcome.refused})
+    return outcome
+
+
+def run_at_once(
+    recipes: Mapping[Any, Recipe],
+    folder: Path,
+    needs: Mapping[Any, int],
+    watch: Watch,
+    outcome: Outcome,
+    jobs: int | None = None,
+    memory: int | None = None,
+) -> None:
+    """Run recipes by cell or `Place`, each in its folder below `folder`, and put into `outcome` what came of each.
+
+    `needs` are the bytes that each may need; `jobs` and `memory` are as in `run_prepared`.
+    """
+    jobs = jobs or default_jobs([*recipes.values()])
+    budget = int(0.8 * available_memory()) if memory is None else memory
+    work = _CellJob(recipes, folder, needs, watch, jobs, budget, outcome)
+    watch.start(len(recipes), sum(recipe.training.rounds for recipe in recipes.values()))
     try:
         while work.queue or work.running:
             work.begin()
@@ -223,9 +264,12 @@ def run_prepared(prepared: Prepared, watch: Watch, jobs: int | None = None, memo
                 work.hear(ready)
     finally:
         work.stop()
-    if outcome.refused:
-        save(prepared.grid, prepared.folder, {**prepared.refused, **outcome.refused})
-    return outcome
+
+
+def bytes_of(recipe: Recipe) -> int:
+    """Return the bytes that a run of a recipe may need; 0 where the library refuses it."""
+    _, needs = _ask(_probe, {recipe.name: recipe})
+    return max(needs.values(), default=0)
 
 
 @dataclass(frozen=True)
@@ -249,10 +293,19 @@ SILENT = Runner()
 class _CellJob:
     """The cells of a grid that wait and those that run, within a number of jobs and bytes of memory."""
 
-    def __init__(self, prepared: Prepared, watch: Watch, jobs: int, memory: int, outcome: Outcome) -> None:
-        self.prepared, self.watch, self.jobs, self.memory, self.outcome = prepared, watch, jobs, memory, outcome
-        self.needs = dict(prepared.needs)
-        self.queue = deque(prepared.todo)
+    def __init__(
+        self,
+        recipes: Mapping[Any, Recipe],
+        folder: Path,
+        needs: Mapping[Any, int],
+        watch: Watch,
+        jobs: int,
+        memory: int,
+        outcome: Outcome,
+    ) -> None:
+        self.recipes, self.folder, self.watch, self.outcome = recipes, folder, watch, outcome
+        self.jobs, self.memory, self.needs = jobs, memory, {cell: needs[cell] for cell in recipes}
+        self.queue = deque(recipes)
         self.running: dict[Connection, _Running] = {}
         self.elsewhere: dict[Cell, float] = {}  # cell that another process has -> when to ask for it again
 
@@ -267,16 +320,14 @@ class _CellJob:
                 break
             cell = ready[0] if fitting is None else fitting
             self.queue.remove(cell)
-            folder = self.prepared.folder
-            recipe = self.prepared.recipes[cell]
-            recipe = recipe if self.jobs == 1 else one_worker(recipe)
-            pipe, process = _spawn(_run_cell, recipe, cell, folder)
+            recipe = self.recipes[cell] if self.jobs == 1 else one_worker(self.recipes[cell])
+            pipe, process = _spawn(_run_cell, recipe, cell, self.folder)
             self.running[pipe] = _Running(cell, process, time.monotonic())
             self.watch.began(cell)
 
     def hear(self, pipe: Connection) -> None:
         """Take what a cell's process says: a round, an event, or how it ended."""
-        one, recipes = self.running[pipe], self.prepared.recipes
+        one, recipes = self.running[pipe], self.recipes
         kind, value, peak = _hear(pipe, one.process)
         self.outcome.peak = max(self.outcome.peak, peak)
         for other in self.needs:
