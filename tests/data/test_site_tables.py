@@ -590,6 +590,12 @@ def test_a_run_is_not_exported_with_other_data(tmp_path: Path) -> None:
             export(tmp_path / "run", tmp_path / "b")
 
 
+def test_sites_1_and_01_are_two(tmp_path: Path) -> None:
+    """A CSV file's cells are read as numbers, but a site's name stays as it is written."""
+    frame().replace({"site": {"a": "1", "b": "01", "c": "2"}}).to_csv(tmp_path / "t.csv", index=False)
+    assert {*made(tmp_path / "t.csv").dataset.domains} == {"1", "01", "2"}
+
+
 def test_sites_may_have_long_names_in_any_script(tmp_path: Path) -> None:
     long = "Городская клиническая больница имени Пирогова"
     frame().replace({"site": {"a": long}}).to_csv(tmp_path / "t.csv", index=False)

@@ -128,6 +128,22 @@ def test_a_site_without_a_task_predicts_its_own_with_its_run(folder: Path, tmp_p
     assert [*mine] == ["ill", "p(ill=0)", "p(ill=1)"]
 
 
+def test_a_site_whose_file_has_no_column_of_a_task(folder: Path, tmp_path: Path) -> None:
+    """It trains what it trains if the column is empty, and its check names the column."""
+    weights = [(over_nodes(folder, tmp_path / "empty").folder / "model.safetensors").read_bytes()]
+    file = folder / "cologne.csv"
+    pandas.read_csv(file).drop(columns="score").to_csv(file, index=False)
+    weights += [(over_nodes(folder, tmp_path / "none").folder / "model.safetensors").read_bytes()]
+    assert weights[0] == weights[1]
+    data = {**section(folder), "path": str(file), "site": None}
+    config = NodeConfig.model_validate({"client": "cologne", "data": data})
+    dataset, _ = own_data(load(RECIPE), config)
+    assert "task 'score' is left out: no column 'score'. Found: x, kind, ill" in dataset.doubts
+    pandas.read_csv(file).drop(columns="ill").to_csv(file, index=False)
+    with pytest.raises(DataError, match="no column 'ill'"):
+        own_data(load(RECIPE), config)
+
+
 def test_a_site_whose_columns_have_other_names(folder: Path, tmp_path: Path) -> None:
     """It says so in its node.yaml, sends the names that all agree on, and predicts its file as it is."""
     whole = over_nodes(folder, tmp_path / "whole")

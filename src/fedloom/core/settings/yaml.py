@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -130,6 +131,11 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            # keys become texts: 01 would be 1, and two sites one
+            read = key.value if key.tag.endswith((":str", ":merge")) else json.dumps(self.construct_object(key))
+            if read != key.value:
+                problem = f"the key {key.value} found, which is read as {read}: put it in quotation marks"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark)
             seen.add(key.value)

@@ -115,6 +115,7 @@ def read(
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
+        texts = {*texts, site or ""}  # sites 1 and 01 are two
         texts = {*texts, *(name for name, new in (rename or {}).items() if new in texts)}
         parts, notes = _folder(path, texts) if path.is_dir() else _file(path, texts)
     else:

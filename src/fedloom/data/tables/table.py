@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, FiniteFloat
 
 from fedloom.core.context import derive_seed
 from fedloom.core.disclosure import hidden, shown
-from fedloom.core.errors import DataError, RecipeError, first_of
+from fedloom.core.errors import DataError, RecipeError, choices, first_of
 from fedloom.core.settings.section import PARTS as SECTIONS
 from fedloom.core.settings.section import BelowOne, Checked, Count, Section, client_name
 from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, alike, has_label, means_by, part_of, spread
@@ -554,6 +554,8 @@ class OwnTable:
     table: Table
     rows: Rows
     report: TableReport
+    lacks: Sequence[str]
+    """Sentences about the tasks whose columns the table lacks."""
 
     @staticmethod
     def of(client: str, seed: int, about: Mapping[str, Any], private: bool = False) -> OwnTable:
@@ -565,6 +567,10 @@ class OwnTable:
         split = RowSplit(**{key.name: about[key.name] for key in fields(RowSplit)})
         tasks, inputs = about["tasks"], split.without_group(about["inputs"])
         refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
+        names, wanted = [*found.frame.columns], {task: label.read_from(task) for task, label in tasks.items()}
+        absent = {task: columns for task, columns in wanted.items() if {*columns}.isdisjoint(names)}
+        if len(absent) < len(tasks):  # as in a folder, where another site's file has these columns
+            found = replace(found, frame=found.frame.assign(**{c: np.nan for each in absent.values() for c in each}))
         rows = rows_of(found, tasks, split, seed, alone=client)
         ((train, _, _),) = rows.parts.values()
         held = {name: label for name, label in tasks.items() if has_label(rows.labels[name][train]).any()}
@@ -576,7 +582,11 @@ class OwnTable:
         else:
             more = {"sent": fitting.sent_of(found, inputs, tasks, train, minimum)}
         report = TableReport(site=found.site, minimum=minimum, inputs=inputs, tasks=held)
-        return OwnTable(found, rows, report.model_copy(update=more))
+        lacks = [
+            f"task {task!r} is left out: no column {c!r}.{choices('Found', c, names)}"
+            for task, (c, *_) in absent.items()
+        ]
+        return OwnTable(found, rows, report.model_copy(update=more), lacks)
 
     def dataset(self, fitted: Preprocessing | None) -> Dataset:
         """Return the data set as it was fitted to what all sites sent; before that, without inputs. Raises DataError
@@ -589,7 +599,7 @@ class OwnTable:
         elif {each.column: each.kind for each in fitted.inputs} != kinds:
             raise DataError(f"{self.table.where}: the server's inputs are not those of this site's data.inputs")
         known = {"tasks": {name: fitted.tasks[name] for name in tasks if name in fitted.tasks}}
-        doubts = codes_in(self.table, inputs, tasks, self.rows.parts, self.report.minimum)
+        doubts = (*self.lacks, *codes_in(self.table, inputs, tasks, self.rows.parts, self.report.minimum))
         return replace(dataset_of(self.table, self.rows, fitted.model_copy(update={**own, **known})), doubts=doubts)
 
 
