@@ -169,6 +169,34 @@ def test_a_node_that_fails_says_why_in_its_own_log(
     assert any("the disk is full" in (Path(each["home"]) / "audit.jsonl").read_text() for each in homes.values())
 
 
+def test_a_site_is_told_that_the_run_has_another_recipe_than_its_kit(
+    go: Go, homes: dict[int, dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server brings the recipe: a change of the kit's file, or of the server's after the kits were made, is said
+    where it has no effect."""
+    file = Path(homes[100]["home"]).parent / "recipe.yaml"  # the folder around all three homes
+    try:
+        file.write_text("training: {rounds: 1}\n")
+        go("training.rounds=1")
+        said = capsys.readouterr().err.splitlines()
+    finally:
+        file.unlink()
+    (line,) = [line for line in said if line.startswith(f"client 'clinic': {file} has sha256 ")]
+    assert ", the recipe of this run " in line
+    assert line.endswith("clinic/audit.jsonl has its text")
+
+
+def test_a_server_that_waits_says_for_whom(
+    homes: dict[int, dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = f"runtime.flower.keys={json.dumps({'never': '1' * 64})}"
+    one = recipe("training.rounds=1", keys, "runtime.flower.nodes=4")
+    run(one, tmp_path / "run", engine=OverGrid(LocalGrid(client_app(one), homes), tmp_path / "run"))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("waits for nodes")]
+    why = "client 'never': no node has registered as this client"
+    assert said == [f"waits for nodes: here 3, expected 4, seconds 1, {why}"]
+
+
 def test_a_node_that_refuses_a_hello_says_whose_it_is(
     go: Go, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -150,7 +150,7 @@ class ClientManager:
 
     def wait(self, count: int, seconds: float, known: Iterable[str] | None = None) -> int:
         """Wait for `count` clients whose reports agree, at most for `seconds`. Returns how many there are."""
-        end, patience = time.monotonic() + seconds, _JOIN
+        end, patience, told = time.monotonic() + seconds, _JOIN, ""
         while True:
             began = time.monotonic()
             self.meet(known, min(max(end - began, 1.0), patience))
@@ -161,6 +161,10 @@ class ClientManager:
             agreeing = len(agreed(reports)[0]) if known is None else len(reports)
             if agreeing >= count or time.monotonic() >= end:
                 return agreeing
+            if (missing := self.missing(known or ()) or "others") != told:
+                told = missing
+                about = {"here": agreeing, "expected": count, "seconds": round(end - time.monotonic()), "why": missing}
+                print(f"waits for nodes{described(about)}", flush=True)
             time.sleep(_POLL[1])
 
     def missing(self, known: Iterable[str] = ()) -> str:

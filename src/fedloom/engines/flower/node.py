@@ -26,6 +26,7 @@ from fedloom.core.lazy import need
 from fedloom.core.untrusted import plain, shown
 from fedloom.data.tables.preprocessing import Preprocessing
 from fedloom.engines.flower import received
+from fedloom.engines.flower.check import RECIPE
 from fedloom.engines.flower.nodes import (
     AT_NODE,
     AtNode,
@@ -451,6 +452,8 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                 if changes not in offers:
                     offers[changes] = Offer.of(recipe, changes)
                 accept(offers[changes], config.terms, audit)
+                if what is Node.hello:
+                    tell_other_recipe(name, home, offers[changes])
                 try:
                     bench = bench_of(changes)
                 except RecipeError as error:  # of the server's text alone, so the server may read it
@@ -504,6 +507,15 @@ def accept(offer: Offer, terms: SitePolicy | None, audit: Audit) -> None:
     about = {"sha256": offer.sha256, "changes": [*offer.changes]}
     if not any(line["what"] == "recipe" and all(line.get(k) == v for k, v in about.items()) for line in audit.lines()):
         audit.note("recipe", **about, text=offer.text)
+
+
+def tell_other_recipe(name: str, home: Path, offer: Offer) -> None:
+    """Tell a site whose start kit, around a node's home, has another recipe.yaml than the run."""
+    with contextlib.suppress(OSError):
+        mine = hashlib.sha256((home.parent / RECIPE).read_bytes()).hexdigest()
+        if mine != offer.sha256:
+            found = f"{home.parent / RECIPE} has sha256 {mine}, the recipe of this run {offer.sha256}"
+            print(f"{name}: {found}: the run's counts, and {home / AUDIT} has its text", file=sys.stderr)
 
 
 def home_of(config: Mapping[str, Any]) -> Path:
