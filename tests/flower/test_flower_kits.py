@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ def test_a_kit_has_keys_certificate_terms_and_one_command(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        (
+            {"address": "fl.example:9092"},
+            "address: 'fl.example:9092' found, expected a host name or IPv4 address, without",
+        ),
+        ({"address": "::1"}, "address: '::1' found, expected a host name or IPv4 address, without a port"),
         ({"address": "a b; rm -rf /"}, "address: 'a b; rm -rf /' found, expected a host name or IPv4 address"),
         ({"recipe": "digits-tasks"}, "data: digits found, expected data: nodes, for site 'clinic' has data"),
         ({"sites": {"../up": {}}}, "sites"),
@@ -199,6 +205,130 @@ def test_a_certificate_of_another_deployment_is_named(tmp_path: Path) -> None:
             if not good:
                 assert "are this machine's files those of the newest deployment?" in said
                 assert [*found] == []  # nothing more to learn from this server
+
+
+@pytest.fixture
+def kits(tmp_path: Path) -> Path:
+    told("provision", str(sites_file(tmp_path, address="localhost")), "--out", str(tmp_path / "kits"))
+    return tmp_path / "kits"
+
+
+def test_a_recipe_that_a_site_changed_is_told(kits: Path) -> None:
+    """The server brings a run's recipe: a change of the kit's has no effect."""
+    file = kits / "clinic" / "recipe.yaml"
+    file.write_text(file.read_text().replace("epochs: 5", "epochs: 1"))
+    code, said = told("check", str(kits / "clinic"))
+    assert (code, "WRONG files: " in said, "a change of this file has no effect" in said) == (1, True, True), said
+
+
+def test_certificates_that_have_ended_are_named(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own processes would fail with a traceback, and the node wait."""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(days=366)
+
+    monkeypatch.setattr("fedloom.engines.flower.check.datetime", Later)
+    code, said = told("check", str(kits / "clinic"))
+    assert (code, "ca.crt: a certificate from 20" in said, "ask for a new kit" in said) == (1, True, True), said
+
+
+def test_a_kit_on_a_medium_that_cannot_be_written(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode, **_: mode != os.W_OK)
+    code, said = told("check", str(kits / "clinic"))
+    assert (code, "clinic: cannot be written, expected a folder" in said) == (1, True), said
+
+
+def test_a_check_takes_the_way_of_the_nodes_connection(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy of the environment is used and named, without its password."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*(kits / "server" / f"server.{end}" for end in ("pem", "key")))
+    asked: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+        def answer() -> None:
+            for status in (b"200 OK", b"403 Forbidden"):
+                link = proxy.accept()[0]
+                asked.append(link.recv(4096))
+                link.sendall(b"HTTP/1.1 " + status + b"\r\n\r\n")
+                with contextlib.suppress(OSError), context.wrap_socket(link, server_side=True):
+                    pass
+
+        threading.Thread(target=answer, daemon=True).start()
+        at = f"127.0.0.1:{proxy.getsockname()[1]}"
+        for name in ("http_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("https_proxy", f"http://user:se%20cret@{at}")
+        for good in (True, False):
+            what, is_good, said = next(_superlink("localhost:9191", kits / "clinic" / "ca.crt"))
+            assert (what, is_good, f", through the proxy {at} that" in said) == ("tls", good, True), said
+            assert "secret" not in said.replace(" ", "")
+    assert asked[0].startswith(b"CONNECT localhost:9191 ")
+    assert b"Basic dXNlcjpzZSBjcmV0" in asked[0]
+    assert "403 Forbidden; add the server's address to NO_PROXY" in said
+    monkeypatch.setenv("no_proxy", "localhost")
+    *_, said = next(_superlink("localhost:1", kits / "clinic" / "ca.crt"))
+    assert (said.startswith("localhost:1 cannot be reached: "), "is the server started?" in said) == (True, True), said
+
+
+def test_an_ipv6_address_is_read_in_brackets(kits: Path) -> None:
+    said = next(_superlink("[::1]:1", kits / "clinic" / "ca.crt"))[2]
+    assert said.startswith("::1:1 cannot be reached"), said
+
+
+def run_script(kit: Path, script: str, **commands: str) -> tuple[int, str]:
+    """Run a script of a kit with these shell scripts in the place of commands; return its exit code and its words."""
+    for name, text in {"sleep": "", **commands}.items():
+        (kit.parent / "bin").mkdir(exist_ok=True)
+        (file := kit.parent / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        file.chmod(0o755)
+    env = {**os.environ, "PATH": f"{kit.parent / 'bin'}:{os.environ['PATH']}", "NO_PROXY": "x.example"}
+    env.pop("no_proxy", None)
+    done = subprocess.run([kit / script], env=env, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_server_that_never_answers_itself_says_why(kits: Path) -> None:
+    """Its certificate has ended, for example; a proxy is no way to itself."""
+    code, said = run_script(kits / "server", "start.sh", fedloom='echo "WRONG $*"; exit 1', flwr="exit 1",
+                            **{"flower-superlink": 'echo "direct $no_proxy"; exec /bin/sleep 50'})  # fmt: skip
+    assert (code, "WRONG flower check app --superlink 127.0.0.1:9191 --root-certificates ca.crt" in said) == (
+        1,
+        True,
+    ), said
+    assert "direct 127.0.0.1,x.example" in said
+
+
+def test_a_key_that_the_server_refuses_and_its_end_are_told(kits: Path) -> None:
+    refuses = (
+        'case "$*" in *lab.pub*) echo "Public key already in use"; exit 1;; *register*) echo "no key"; exit 1;; esac'
+    )
+    code, said = run_script(kits / "server", "start.sh", flwr=refuses, **{"flower-superlink": "/bin/sleep 1; exit 7"})
+    assert (code, "sites/clinic.pub: no key" in said, "in use\n" in said) == (7, True, False), said
+    assert "The server ended, and the lines above say why" in said
+
+
+def test_a_node_that_ends_is_checked_and_tried_again(kits: Path) -> None:
+    """Also where Flower ends it with code 0, as with a clock that is an hour off."""
+    fedloom = 'case "$*" in *superlink*) echo "WRONG clock"; exit 1;; esac'
+    code, said = run_script(kits / "clinic", "start.sh", fedloom=fedloom, **{"flower-supernode": "echo started"})
+    assert (code, said.count("started"), said.count("WRONG clock")) == (1, 5, 6), said
+    assert said.count("The node of clinic ended") == 5
+    code, said = run_script(kits / "clinic", "start.sh", fedloom="echo WRONG data; exit 1")
+    assert (code, "started" in said) == (1, False), said
+
+
+def test_a_run_that_has_not_ended_is_no_success(kits: Path) -> None:
+    """`flwr run --stream` ends with code 0 also where the run failed."""
+    code, said = run_script(kits / "server", "run.sh", flwr="echo $*")
+    assert (code, "The run has not ended" in said, f'folder="{kits}/server/runs/sites"' in said) == (1, True, True), (
+        said
+    )
+    (run := kits / "server" / "runs" / "sites").mkdir(parents=True)
+    for status, expected in {"running": 1, "finished": 0}.items():
+        (run / "run.json").write_text(f'{{"status": "{status}"}}')
+        assert run_script(kits / "server", "run.sh", flwr="echo $*")[0] == expected
 
 
 @pytest.mark.slow

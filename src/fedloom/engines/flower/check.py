@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import socket
 import ssl
 import stat
 import tomllib
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from fedloom.core.errors import UserError
 from fedloom.core.lazy import need
+from fedloom.core.untrusted import shown
 from fedloom.engines.flower.nodes import NodeConfig, own_data, own_table
 from fedloom.engines.flower.terms import Offer, SitePolicy, agree_to_statistics, agree_to_withhold, withheld
 from fedloom.engines.flower.wire import public_key
@@ -31,6 +36,7 @@ _MESSAGE = 2_000_000_000  # most bytes of one message, below the 2 GiB of protob
 _SKEW = 60.0  # most seconds by which clocks may differ: node authentication signs times
 _PATIENCE = 10.0
 RECIPE = "recipe.yaml"  # the file that makes a folder a start kit
+SUM = "recipe.sha256"  # the file of a kit with the checksum of the recipe.yaml that it came with
 _SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 
 
@@ -45,6 +51,8 @@ def findings(
         key, home, root_certificates = key or app / "auth", home or app / "home", root_certificates or app / "ca.crt"
     yield _guard("versions", _versions)
     yield _guard("app", _app, app)
+    if (app / RECIPE).is_file():
+        yield _guard("files", _files, app)
     yield _guard("sizes", _sizes, app)
     if home is not None:
         yield _guard("node", _node, app, home)
@@ -111,6 +119,31 @@ def _app(app: Path) -> str:
     return f"{about}, {size} bytes to send"
 
 
+def _files(kit: Path) -> str:
+    """Check what may have become wrong with the files of a start kit since it was made."""
+    if not os.access(kit, os.W_OK):
+        raise UserError(
+            f"{kit.resolve()}: cannot be written, expected a folder for the node's files: copy it to a disk"
+        )
+    recipe, stated = Offer.of(kit / RECIPE).sha256, kit / SUM
+    came = stated.read_text("utf-8")[:64] if stated.is_file() else recipe
+    if came != recipe:
+        raise UserError(
+            f"{kit / RECIPE}: sha256 {recipe} found, expected {shown(came)}, as the kit came. A run's recipe comes "
+            "from the server, so a change of this file has no effect: put it back, and write demands into `terms`"
+        )
+    x509, now = need("cryptography.x509", "flower"), datetime.now(UTC)
+    each = {kit / name: x509.load_pem_x509_certificate((kit / name).read_bytes()) for name in ("ca.crt", "own.pem")}
+    for file, one in each.items():
+        begins, ends = one.not_valid_before_utc, one.not_valid_after_utc
+        if not begins <= now < ends:
+            raise UserError(
+                f"{file}: a certificate from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC found, expected one "
+                f"for {now:%Y-%m-%d %H:%M}: if this machine's clock is right, ask for a new kit"
+            )
+    return f"recipe.yaml as it came, certificates until {min(x.not_valid_after_utc for x in each.values()):%Y-%m-%d}"
+
+
 def _sizes(app: Path) -> str:
     from fedloom.engines.plan import plan
     from fedloom.federation.rounds.build import build
@@ -174,6 +207,7 @@ def _key(path: Path) -> str:
 
 def _superlink(address: str, root_certificates: Path | None) -> Iterator[Finding]:
     host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")  # of an IPv6 address
     if not host or not port.isdigit():
         yield "superlink", False, f"{address!r} found, expected HOST:PORT"
         return
@@ -191,27 +225,52 @@ def _connect(host: str, port: int) -> str:
         return f"{host}:{port} answers"
 
 
+def _linked(host: str, port: int, root: Path) -> tuple[http.client.HTTPSConnection, str]:
+    """Return a connection to a server, and in words the proxy that it passes, as Flower's connection would."""
+    proxies, context = getproxies(), ssl.create_default_context(cafile=str(root))
+    address = proxies.get("https") or proxies.get("all")
+    if not address or proxy_bypass(host):
+        link, way = http.client.HTTPSConnection(host, port, timeout=_PATIENCE, context=context), ""
+    else:
+        proxy = urlsplit(address if "//" in address else f"//{address}")
+        way = f", through the proxy {proxy.hostname}:{proxy.port or 80} that this machine's environment names"
+        link = http.client.HTTPSConnection(str(proxy.hostname), proxy.port or 80, timeout=_PATIENCE, context=context)
+        login = b64encode(unquote(proxy.netloc.rpartition("@")[0]).encode()).decode()
+        link.set_tunnel(host, port, {"Proxy-Authorization": f"Basic {login}"} if login else None)
+    try:
+        link.connect()
+    except ssl.SSLCertVerificationError:
+        raise
+    except OSError as error:
+        hint = (
+            "add the server's address to NO_PROXY, or ask whoever runs the proxy" if way else "is the server started?"
+        )
+        raise UserError(f"{host}:{port} cannot be reached{way}: {error}; {hint}") from None
+    return link, way
+
+
 def _certificate(host: str, port: int, root: Path) -> str:
-    context = ssl.create_default_context(cafile=str(root))
-    with socket.create_connection((host, port), timeout=_PATIENCE) as raw:
-        try:
-            with context.wrap_socket(raw, server_hostname=host) as link:
-                certificate = link.getpeercert() or {}
-        except ssl.SSLCertVerificationError as error:
-            found = f"{host}:{port}: its certificate does not fit {root} ({error.verify_message})"
-            raise UserError(f"{found}; are this machine's files those of the newest deployment?") from None
+    try:
+        link, way = _linked(host, port, root)
+    except ssl.SSLCertVerificationError as error:
+        found = f"{host}:{port}: its certificate does not fit {root} ({error.verify_message})"
+        is_late = error.verify_code in (9, 10)  # not yet valid, or no longer
+        hint = (
+            "is this machine's clock right?" if is_late else "are this machine's files those of the newest deployment?"
+        )
+        raise UserError(f"{found}; {hint}") from None
+    with contextlib.closing(link):
+        certificate: Any = link.sock.getpeercert()
     ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
     days = (ends - datetime.now(UTC)).days
     if days < 1:
         raise UserError(f"{host}:{port}: its certificate expires on {ends:%Y-%m-%d}")
-    return f"{host}:{port} shows a certificate of {root} for this address, good for {days} days"
+    return f"{host}:{port} shows a certificate of {root} for this address, good for {days} days{way}"
 
 
 def _clock(host: str, port: int, root: Path) -> str:
     """Compare clocks by the Date header of an HTTP answer; Flower's servers before 1.40 speak gRPC, without one."""
-    link = http.client.HTTPSConnection(
-        host, port, timeout=_PATIENCE, context=ssl.create_default_context(cafile=str(root))
-    )
+    link, _ = _linked(host, port, root)
     try:
         link.request("GET", "/")
         stated = link.getresponse().getheader("Date")

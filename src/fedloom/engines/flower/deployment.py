@@ -36,7 +36,7 @@ from fedloom.core.settings.yaml import checked, to_yaml
 from fedloom.data.digits import digits
 from fedloom.data.prepare import alike
 from fedloom.engines.flower import QUIET
-from fedloom.engines.flower.check import RECIPE
+from fedloom.engines.flower.check import RECIPE, SUM
 from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.relay import refuse
 from fedloom.engines.flower.wire import public_key
@@ -57,7 +57,9 @@ class Sites(Section):
 
     recipe: str
     """A packaged recipe, or a file beside sites.yaml."""
-    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$", description="a host name or IPv4 address")]
+    address: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$", description="a host name or IPv4 address, without a port")
+    ]
     """The server's name or IPv4 address, as the sites reach it."""
     port: Annotated[int, Field(ge=1, le=65535)] = 9092
     sites: Annotated[dict[ClientId, dict[str, Any]], Field(min_length=1)]
@@ -138,7 +140,9 @@ def provision(file: Path, out: Path) -> list[Path]:
     nodes, changes = _nodes(file, about, recipe)
     authority, server = Authority(), out / "server"
     (server / "sites").mkdir(parents=True)
-    values = {"env": " ".join(f"{key}={value}" for key, value in QUIET.items())}
+    direct = '"127.0.0.1,${no_proxy:-$NO_PROXY}"'  # a proxy does not lead to this machine itself
+    env = {**QUIET, "FLWR_HOME": '"$PWD/flwr"', "NO_PROXY": direct, "no_proxy": direct}
+    values = {"env": " ".join(f"{key}={value}" for key, value in env.items())}
     values |= {"address": about.address, "port": str(about.port)}
     keys = {}
     for name, node in nodes.items():
@@ -158,6 +162,7 @@ def provision(file: Path, out: Path) -> list[Path]:
     text = next(path for path in app if path.name == RECIPE)
     for name in nodes:  # a site checks its data against the text of the recipe before it starts
         shutil.copyfile(text, out / name / RECIPE)
+        (out / name / SUM).write_text(f"{hashlib.sha256(text.read_bytes()).hexdigest()}  {RECIPE}\n")
     _script(server / "run.sh", "run.sh", recipe=load(text).name, **values)
     return [server, *(out / name for name in nodes)]
 
