@@ -232,6 +232,8 @@ def test_certificates_that_have_ended_are_named(kits: Path, monkeypatch: pytest.
     monkeypatch.setattr("fedloom.engines.flower.check.datetime", Later)
     code, said = told("check", str(kits / "clinic"))
     assert (code, "ca.crt: a certificate from 20" in said, "ask for a new kit" in said) == (1, True, True), said
+    code, said = told("check", str(kits / "server" / "app"))
+    assert (code, "WRONG certificates: " in said, "server/ca.crt: a certificate" in said) == (1, True, True), said
 
 
 def test_a_kit_on_a_medium_that_cannot_be_written(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,13 +292,12 @@ def run_script(kit: Path, script: str, **commands: str) -> tuple[int, str]:
 
 
 def test_a_server_that_never_answers_itself_says_why(kits: Path) -> None:
-    """Its certificate has ended, for example; a proxy is no way to itself."""
-    code, said = run_script(kits / "server", "start.sh", fedloom='echo "WRONG $*"; exit 1', flwr="exit 1",
-                            **{"flower-superlink": 'echo "direct $no_proxy"; exec /bin/sleep 50'})  # fmt: skip
-    assert (code, "WRONG flower check app --superlink 127.0.0.1:9191 --root-certificates ca.crt" in said) == (
-        1,
-        True,
-    ), said
+    """A firewall, for example; and a proxy does not lead to the server itself."""
+    fedloom = 'case "$*" in *superlink*) echo "WRONG $*"; exit 1;; esac'
+    superlink = {"flower-superlink": 'echo "direct $no_proxy"; exec /bin/sleep 50'}
+    code, said = run_script(kits / "server", "start.sh", fedloom=fedloom, flwr="exit 1", **superlink)
+    wrong = "WRONG flower check app --superlink 127.0.0.1:9191 --root-certificates ca.crt"
+    assert (code, wrong in said) == (1, True), said
     assert "direct 127.0.0.1,x.example" in said
 
 
@@ -304,7 +305,9 @@ def test_a_key_that_the_server_refuses_and_its_end_are_told(kits: Path) -> None:
     refuses = (
         'case "$*" in *lab.pub*) echo "Public key already in use"; exit 1;; *register*) echo "no key"; exit 1;; esac'
     )
-    code, said = run_script(kits / "server", "start.sh", flwr=refuses, **{"flower-superlink": "/bin/sleep 1; exit 7"})
+    code, said = run_script(
+        kits / "server", "start.sh", flwr=refuses, fedloom="", **{"flower-superlink": "/bin/sleep 1; exit 7"}
+    )
     assert (code, "sites/clinic.pub: no key" in said, "in use\n" in said) == (7, True, False), said
     assert "The server ended, and the lines above say why" in said
 

@@ -51,8 +51,12 @@ def findings(
         key, home, root_certificates = key or app / "auth", home or app / "home", root_certificates or app / "ca.crt"
     yield _guard("versions", _versions)
     yield _guard("app", _app, app)
+    own = app.absolute().parent / "server.pem"
     if (app / RECIPE).is_file():
         yield _guard("files", _files, app)
+        own = app / "own.pem"
+    if own.is_file():  # of a start kit, of a site or of the server
+        yield _guard("certificates", _valid, own.with_name("ca.crt"), own)
     yield _guard("sizes", _sizes, app)
     if home is not None:
         yield _guard("node", _node, app, home)
@@ -132,16 +136,21 @@ def _files(kit: Path) -> str:
             f"{kit / RECIPE}: sha256 {recipe} found, expected {shown(came)}, as the kit came. A run's recipe comes "
             "from the server, so a change of this file has no effect: put it back, and write demands into `terms`"
         )
-    x509, now = need("cryptography.x509", "flower"), datetime.now(UTC)
-    each = {kit / name: x509.load_pem_x509_certificate((kit / name).read_bytes()) for name in ("ca.crt", "own.pem")}
-    for file, one in each.items():
+    return "recipe.yaml is as it came"
+
+
+def _valid(*files: Path) -> str:
+    x509, now, last = need("cryptography.x509", "flower"), datetime.now(UTC), datetime.max.replace(tzinfo=UTC)
+    for file in files:
+        one = x509.load_pem_x509_certificate(file.read_bytes())
         begins, ends = one.not_valid_before_utc, one.not_valid_after_utc
         if not begins <= now < ends:
             raise UserError(
                 f"{file}: a certificate from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC found, expected one "
                 f"for {now:%Y-%m-%d %H:%M}: if this machine's clock is right, ask for a new kit"
             )
-    return f"recipe.yaml as it came, certificates until {min(x.not_valid_after_utc for x in each.values()):%Y-%m-%d}"
+        last = min(last, ends)
+    return f"{' and '.join(file.name for file in files)} are valid until {last:%Y-%m-%d}"
 
 
 def _sizes(app: Path) -> str:
