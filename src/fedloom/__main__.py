@@ -1,6 +1,6 @@
 """`python -m fedloom`."""
 
-from fedloom.cli.app import main
+from fedloom.cli import main
 
 if __name__ == "__main__":
     main()

@@ -259,9 +259,13 @@ def bar(quiet: bool) -> Iterator[Tell]:
 
 @contextmanager
 def interruptible(written: Path, goes_on: str) -> Iterator[None]:
-    """On Ctrl-C, print how to continue if `written` exists, and exit with code 130."""
+    """On Ctrl-C, end all child processes, print how to continue if `written` exists, and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
+        import multiprocessing
+
+        for child in multiprocessing.active_children():  # else Python waits for one that nobody has on a list yet
+            child.terminate()
         typer.echo(f"interrupted; {goes_on if written.exists() else 'nothing was written yet'}", err=True)
         raise typer.Exit(130) from None

@@ -202,7 +202,9 @@ def _of_recipe(
 
     recipe, budget = load(source, changes), None if trials is None else Budget(trials=trials)
     folder = Path("comparisons") / recipe.name
-    return compare(recipe, folder=folder, seeds=seeds, split=split, metric=metric, budget=budget, jobs=jobs)
+    folder = Path("comparisons") / recipe.name
+    with shared.interruptible(folder, "run the same command to continue"):
+        return compare(recipe, folder=folder, seeds=seeds, split=split, metric=metric, budget=budget, jobs=jobs)
 
 
 def figure(

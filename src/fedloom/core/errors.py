@@ -58,13 +58,28 @@ def writing(where: str | Path, kind: str = "") -> Iterator[None]:
     """Turn an error while a file or folder is written into a UserError that names the file or folder.
 
     A name with the ending of a table is refused unless `kind` is that ending: it is a slip, and may be the user's data.
+    A file of which a part was written, because the disk is full or the user pressed Ctrl-C, is removed.
     """
     if ending(where) in TABLES and ending(where) != kind:
         raise UserError(f"{where}: what is written here is no .{ending(where)} file: choose a name with another ending")
+    before = _stamp(where)
     try:
         yield
-    except OSError as error:
-        raise UserError(f"{where}: {error.strerror or error}") from None
+    except BaseException as error:
+        if (now := _stamp(where)) is not None and now != before:
+            Path(where).unlink()
+        if isinstance(error, OSError):
+            raise UserError(f"{where}: {error.strerror or error}") from None
+        raise
+
+
+def _stamp(where: str | Path) -> tuple[int, int, int] | None:
+    """Return what changes when a file is written; None where there is no file, or a link."""
+    path = Path(where)
+    if path.is_symlink() or not path.is_file():
+        return None
+    about = path.stat()
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 @contextmanager
@@ -164,6 +179,12 @@ def choices(lead: str, word: str, known: Iterable[str]) -> str:
 
 MANY = 12
 """More names than so many are not listed."""
+
+
+def shortened(sentences: Iterable[str]) -> list[str]:
+    """Return the first sentences, and one that says how many more there are: a table may have 20,000 columns."""
+    first, more = (sentences := [*sentences])[:MANY], len(sentences) - MANY
+    return [*first, *([f"and {more:,} more notes like these"] if more > 0 else [])]
 
 
 def listed(lead: str, word: str, known: Iterable[str]) -> str:

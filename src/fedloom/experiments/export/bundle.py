@@ -181,13 +181,22 @@ def export(
 
 
 def write(out: Path, state: Mapping[str, Tensor], about: About, files: Mapping[str, str]) -> Path:
-    """Write weights, export.json and other files to the folder `out`; return it."""
-    out.mkdir(parents=True, exist_ok=True)
-    save_tensors({name: tensor.contiguous() for name, tensor in state.items()}, out / WEIGHTS, {"format": "pt"})
-    about = about.model_copy(update={"weights_sha256": sum_of(out / WEIGHTS)[1]})
-    for name, text in {ABOUT: json.dumps(about.model_dump(mode="json"), indent=1), **files}.items():
-        with naming(out / name):
-            (out / name).write_text(text, encoding="utf-8")
+    """Write weights, export.json and other files to the folder `out`, which is new or empty; return it. If that fails,
+    none of them is left."""
+    is_new = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        save_tensors({name: tensor.contiguous() for name, tensor in state.items()}, out / WEIGHTS, {"format": "pt"})
+        about = about.model_copy(update={"weights_sha256": sum_of(out / WEIGHTS)[1]})
+        for name, text in {ABOUT: json.dumps(about.model_dump(mode="json"), indent=1), **files}.items():
+            with naming(out / name):
+                (out / name).write_text(text, encoding="utf-8")
+    except BaseException:
+        for file in out.glob("*"):
+            file.unlink()
+        if is_new and out.exists():
+            out.rmdir()
+        raise
     return out
 
 
