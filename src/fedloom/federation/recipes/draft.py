@@ -15,7 +15,7 @@ from fedloom.core.errors import DataError, RecipeError, choices, first_of
 from fedloom.data.arrays import REAL
 from fedloom.data.class_folders import Content, alike, content, left_out
 from fedloom.data.folders import copied_files
-from fedloom.data.inputs import ENDINGS, LAYOUTS, doubtful_axes, kinds_of, stem_of
+from fedloom.data.inputs import ENDINGS, LAYOUTS, SUFFIXES, doubtful_axes, kinds_of, stem_of
 from fedloom.data.prepare import PARTS, SPLITS, Array, Store
 from fedloom.data.tables.columns import Draft
 from fedloom.data.tables.files import IMAGES
@@ -26,6 +26,8 @@ from fedloom.models.signal import Kind, Signal
 _SIZE = 64  # images of a folder are resized to so many pixels a side, which the small CNN is for
 _TEST = 0.2
 _IMAGES: dict[str, Any] = {"size": _SIZE, "test_fraction": _TEST}
+UNREAD = {".gif", ".heic", ".heif", ".avif", ".svg", ".jp2", ".jxl"}
+"""Endings of images that no command reads."""
 MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
 MAPPING = "tiny-pyramid"
 """The model of images with a label for each pixel."""
@@ -70,6 +72,8 @@ def look(path: Path) -> Found:
     if path.is_dir() and not any(path.glob("*.npy")):
         return _folder(path)
     if path.suffix != ".npz" and not path.is_dir():
+        if path.suffix.lower() in (*SUFFIXES, *UNREAD):
+            raise DataError(f"{path}: one image found, expected a folder of images ({', '.join(SUFFIXES)})")
         kinds = "a folder of images, a .npz file or a table"
         raise DataError(f"{path}: expected {kinds} ({ENDS}); save a spreadsheet as CSV in UTF-8 or as .xlsx")
     arrays, others = {}, {}
@@ -149,7 +153,10 @@ def _folder(path: Path) -> Found:
         expected = "expected images in CLASS, DOMAIN/CLASS or train/CLASS and test/CLASS below it, or images and masks"
         expected += " in two folders beside each other, at most two levels below it"
         where = next((folder for folder in inside if folder not in deep), name)
-        raise DataError(f"{path}: {expected}, found no class folder with images in {where!r}")
+        holders = (top, *inside.values(), *(kind for kinds in below.values() for kind in kinds.values()))
+        others = {Path(file).suffix.lower() for has in holders for file in has.files} & UNREAD
+        advice = f"; {', '.join(sorted(others))} files are not read: save them as PNG" if others else ""
+        raise DataError(f"{path}: {expected}, found no class folder with images in {where!r}{advice}")
     if divided:
         section = {"name": "class-folders", "root": str(root), "sets": [name], "size": _SIZE}
         train, test = (
