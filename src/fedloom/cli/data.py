@@ -13,7 +13,7 @@ import typer
 
 from fedloom.cli import shared
 from fedloom.cli.shared import argument, flag, option
-from fedloom.core.errors import RecipeError, UserError, unknown
+from fedloom.core.errors import RecipeError, UserError, first_of, unknown
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -122,7 +122,7 @@ def _of_table(
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     """Look at a table, print what its columns are, and return its recipe."""
-    from fedloom.data.tables.columns import draft
+    from fedloom.data.tables.columns import LISTED, draft
     from fedloom.data.tables.files import maps_in, table_at
     from fedloom.data.tables.images import draft_of_images
     from fedloom.data.tables.read import is_table
@@ -132,7 +132,7 @@ def _of_table(
     table = table_at(path, site, *cells)
     maps = [] if is_table(path) else maps_in(table)
     labels = labels or ",".join(f'"{name}"' if "," in name else name for name in maps) or None
-    names = ", ".join(map(str, table.frame.columns))
+    names = first_of(table.frame.columns, LISTED)
     if labels is not None and (clients is not None or table.site is not None):
         method, rounds = method or "fedavg", rounds or 20  # all is known that has no default, so nothing is asked
     wanted = _tasks(_ask(labels, f"What to predict, of {names}", ""), [*map(str, table.frame)])

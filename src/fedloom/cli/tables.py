@@ -202,7 +202,6 @@ def _of_recipe(
 
     recipe, budget = load(source, changes), None if trials is None else Budget(trials=trials)
     folder = Path("comparisons") / recipe.name
-    folder = Path("comparisons") / recipe.name
     with shared.interruptible(folder, "run the same command to continue"):
         return compare(recipe, folder=folder, seeds=seeds, split=split, metric=metric, budget=budget, jobs=jobs)
 

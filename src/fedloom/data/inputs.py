@@ -307,7 +307,8 @@ def read(files: Sequence[Path | str], size: int, fit: Fit = "stretch") -> Tensor
 
 def ending(name: str) -> str:
     """Return the ending of the name of an image as it is written there; an empty text of other names."""
-    return next((name[len(name) - len(end) :] for end in ENDINGS if name.lower().endswith(end)), "")
+    lower = name.lower()
+    return next((name[len(name) - len(end) :] for end in ENDINGS if lower.endswith(end)), "")
 
 
 def package_of(file: Path) -> str:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import ValidationError
 
-from fedloom.core.errors import DataError, choices, first_of
+from fedloom.core.errors import DataError, choices, first_of, shortened
 from fedloom.core.grouping import grouped
 from fedloom.data.inputs import ending
 from fedloom.data.prepare import PARTS, Array, alike, has_label
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
 from fedloom.data.tables.read import AROUND, THOUSANDS, Code, Column, Table, read, text_of
-from fedloom.data.tables.table import RowSplit, plain_name, rows_of, uneven
+from fedloom.data.tables.table import REST, RowSplit, at_several, plain_name, rows_of, sites_of, uneven
 
 AUC, R2 = 0.97, 0.9
 """A column that tells a label this well alone is taken for another form of it."""
@@ -31,6 +33,8 @@ WORDS = 5
 """Texts that all differ are sentences, which are no input of a table, if they have that many words in the mean."""
 KINDS = ("binary", "classification", "ordinal", "regression")
 """Kinds of a label that is one column."""
+LISTED = 100
+"""More columns of one kind than so many are not listed one by one."""
 CLASSES = 20
 """Whole numbers of more values are a real number as a label."""
 _ROWS = 20_000  # as many training rows are enough to look at
@@ -78,6 +82,11 @@ class Draft:
         section: dict[str, Any] = {"site": self.table.site, "tasks": stated(self.tasks), "inputs": dict(self.inputs)}
         section |= {"left_out": self.stored, "missing": list(self.table.missing), "preprocess": self.mode}
         section |= {"split": self.split, "rename": dict(self.table.rename)}
+        shared = Counter[tuple[str, str]](("inputs", kind) for kind in self.inputs.values() if isinstance(kind, str))
+        shared.update(("left_out", why) for why in self.stored.values())
+        for (key, value), count in shared.most_common(1):
+            if count > LISTED and REST not in self.table.frame.columns:
+                section[key] = {name: each for name, each in section[key].items() if each != value} | {REST: value}
         return {key: value for key, value in section.items() if value not in (None, {}, [], "federated")}
 
     @property
@@ -88,9 +97,9 @@ class Draft:
     def lines(self) -> list[str]:
         """Return lines that name the labels, the inputs, and the columns that are left out with the reason."""
         inputs = [f"{name} ({kind if isinstance(kind, str) else 'category'})" for name, kind in self.inputs.items()]
-        lines = [named(self.tasks), f"inputs: {', '.join(inputs)}"]
+        lines = [named(self.tasks), f"inputs: {first_of(inputs, LISTED)}"]
         if asked := [name for name, why in self.left_out.items() if why == ASKED]:
-            lines.append(f"left out as asked: {', '.join(asked)}")
+            lines.append(f"left out as asked: {first_of(asked, LISTED)}")
         allowed = first_of([name for name in self.left_out if name in self.allowed])
         return [*lines, *self.refused, *([ALLOW.format(allowed)] if allowed else []), *self.notes]
 
@@ -98,7 +107,7 @@ class Draft:
     def refused(self) -> list[str]:
         """A sentence for each reason for which columns are left out though nobody asked for that."""
         reasons = grouped((why, name) for name, why in self.left_out.items() if why != ASKED)
-        return [f"left out: {', '.join(names)}: {why}" for why, names in reasons.items()]
+        return shortened(f"left out: {first_of(names, LISTED)}: {why}" for why, names in reasons.items())
 
 
 def stated(tasks: Mapping[str, Label]) -> dict[str, Any]:
@@ -198,20 +207,26 @@ def draft(
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
-    cells = {text_of(cell) for name in names for cell in table.frame[name].unique()} if table.missing else set()
     notes += [
-        f"no cell is {code!r}: does another code mean missing?" for code in table.missing if text_of(code) not in cells
+        f"no cell is {code!r}: does another code mean missing?"
+        for code in table.missing
+        if not any(table.column(name).has(code) for name in names)
     ]
     dates = [name for name in left_out if table.column(name).is_date]
     advice = "rows for tests are drawn at random in time; data.time={0} tests on each site's last rows"
     notes += [f"{name} has times: {advice.format(name)}" for name in dates[:1]]
-    notes += [*uneven(table, inputs, rows, minimum), *repeated(table, [*left_out], inputs, len(rows.parts))]
+    notes += [
+        *shortened(uneven(table, inputs, rows, minimum)),
+        *shortened(repeated(table, [*left_out], inputs, len(rows.parts))),
+    ]
     return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), tuple(notes), part)
 
 
 def split_in(table: Table, used: Collection[str | None]) -> str | None:
     """Return the first column, none of `used`, whose cells are all names of parts, with train and test among them."""
     for column in (table.column(name) for name in map(str, table.frame) if name not in used):
+        if column.series.dtype.kind in "iuf":
+            continue
         parts = {PARTS.get(text.strip().casefold()) for text in column.distinct[: len(PARTS) + 1]}
         if parts in ({0, 2}, {0, 1, 2}) and column.present.all():
             return column.name
@@ -367,9 +382,11 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
     """Return the kind of a column as an input, or why it cannot be one. `named`: it may have any number of values."""
     if column.is_date:
         return None, "it has dates or times; make a number of it, such as an age or days since admission"
-    strange, distinct, whole = column.not_numbers, len(column.distinct), False
+    strange, whole = column.not_numbers, False
     values = column.numbers[~np.isnan(column.numbers)]
-    numeric = column.series.dtype.kind in "iuf" or (not strange and distinct > 0)
+    numeric = column.series.dtype.kind in "iuf"
+    distinct = 0 if numeric else len(column.distinct)
+    numeric = numeric or (not strange and distinct > 0)
     if numeric:
         if np.isinf(values).any():
             infinite = text_of(values[np.isinf(values)][0])
@@ -392,7 +409,7 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
             return None, "its name says that it is an identifier"
         if strange and all(map(ending, strange)):
             return None, "it names images, which no folder beside the table has; fedloom init --images DIR finds them"
-        if sum(AROUND.fullmatch(text) is not None for text in strange) > 0.9 * len(column.distinct):
+        if strange and sum(AROUND.fullmatch(text) is not None for text in strange) > 0.9 * distinct:
             return None, f"it has numbers with something around them, such as {strange[0]!r}; write numbers alone"
         if (not numeric or whole) and count >= 20 and distinct > 0.95 * count:
             return None, f"{distinct} of {count} values differ, so it looks like an identifier"
@@ -440,10 +457,17 @@ def repeated(table: Table, left_out: Sequence[str], inputs: Mapping[str, Any], s
         if _is_identifier(column.name) and not {*_words(column.name)} & _SITES and sites < values < rows:
             together = f"data.group={column.name} keeps them together"
             yield f"{column.name}: {values:,} values in {rows:,} rows, so {ONE_PATIENT} {both}; {together}"
+            if sites > 1 and (several := _at_several(table, column)):
+                yield several
     if "number" in inputs.values():  # rows of a few codes are alike by chance
         cells = table.frame.drop(columns=[] if table.site is None else table.site)
         if copies := int(cells.duplicated(keep=False).sum()):
             yield f"{copies:,} rows are identical to others: copies {both}"
+
+
+def _at_several(table: Table, column: Column) -> str:
+    there = column.index >= 0
+    return at_several(column.name, column.index[there], sites_of(table, table.site)[0][there])
 
 
 def _words(name: str) -> list[str]:
@@ -464,22 +488,26 @@ def _matching(globs: Sequence[str], names: Sequence[str], where: str, what: str)
 def _outcome_block(table: Table, names: Sequence[str], labels: Sequence[str]) -> Iterator[str]:
     """Yield columns that stand among the labels at the table's end and have the same values. Tables have their outcomes
     last; where one of them is a label, the others are no inputs."""
-    columns = {name: table.column(name) for name in names}
-    coded = {name: tuple(c.distinct) if c.series.nunique() <= CLASSES else None for name, c in columns.items()}
-    label = next((name for name in names if name in labels and coded[name] is not None), None)
+
+    @cache
+    def coded(name: str) -> tuple[str, ...] | None:
+        column = table.column(name)
+        return tuple(column.distinct) if column.series.nunique() <= CLASSES else None
+
+    label = next((name for name in names if name in labels and coded(name) is not None), None)
     if label is None:
         return
     block: list[str] = []
     for name in reversed(names):
-        if name not in labels and coded[name] == ():
+        if name not in labels and coded(name) == ():
             continue  # an empty column parts nothing
-        if coded[name] != coded[label]:
+        if coded(name) != coded(label):
             break
         block.append(name)
     others = [name for name in names if name not in block and name != table.site]
     if label not in block or not others:
         return
-    special = len(block) >= 6 and all(coded[name] != coded[label] for name in others)
+    special = len(block) >= 6 and all(coded(name) != coded(label) for name in others)
     first = names.index(label)
     yield from (name for name in block if name not in labels and (special or names.index(name) > first))
 
@@ -534,14 +562,18 @@ def _means(codes: Array, y: Array) -> Array:
 
 def _agreement(score: Array, y: Array, real: bool) -> float:
     """Compute R2 of a score (linear, or of the ranks), or the area under the ROC curve in its better direction."""
-    from pandas import Series
-
-    if len(np.unique(score)) < 2 or len(np.unique(y)) < 2:
+    (ranks, levels), (order, others) = _ranks(score), _ranks(y)
+    if levels < 2 or others < 2:
         return 0.0
-    ranks = Series(score).rank().to_numpy()
     if real:
-        return float(max(np.corrcoef(a, b)[0, 1] ** 2 for a, b in ((score, y), (ranks, Series(y).rank()))))
+        return float(max(np.corrcoef(a, b)[0, 1] ** 2 for a, b in ((score, y), (ranks, order))))
     positive = y > 0
     n, m = int(positive.sum()), int((~positive).sum())
     auc = (ranks[positive].sum() - n * (n + 1) / 2) / (n * m)
     return float(max(auc, 1 - auc))
+
+
+def _ranks(values: Array) -> tuple[Array, int]:
+    """Return the rank of each value, the mean of those of equal values, and how many values differ."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place], len(count)

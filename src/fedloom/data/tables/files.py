@@ -217,6 +217,12 @@ def _numbered(folder: Path, files: Mapping[str, Path]) -> dict[str, Path]:
     return numbers
 
 
+def numbers_in(folder: Path) -> list[float]:
+    """Return the numbers among the names of a folder's images: a column of numbers can name no others."""
+    images = (each for each in (os.listdir(folder) if os.path.isdir(folder) else ()) if is_image(folder / each))
+    return [number for each in images if (number := number_of(stem_of(each))) is not None]
+
+
 def by_stem(folder: Path, names: Collection[str] = (), is_map: bool = False) -> dict[str, Path]:
     """Return the images of a folder by their names without ending; with `is_map` also those with more after one of
     `names` and "_", "-" or "." by the longest such name. Raises DataError where two files have one name of `names` (of

@@ -20,7 +20,7 @@ from fedloom.data.inputs import Fit, ending, marks, pixels_of
 from fedloom.data.prepare import DATASETS, Array, Reading, channel_statistics, copies, has_label
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
-from fedloom.data.tables.files import FAR, FOLDER, IMAGES, Files, base_of, found_in, table_at
+from fedloom.data.tables.files import FAR, FOLDER, IMAGES, Files, base_of, found_in, numbers_in, table_at
 from fedloom.data.tables.preprocessing import MAPS, Label, label_columns
 from fedloom.data.tables.read import Code, Column, Table, text_of
 from fedloom.data.tables.table import Rows, RowSplit, of_rows, one_sided, plain_name, refuse, rows_of
@@ -252,7 +252,13 @@ def _image_column(
     refused: DataError | None = None
     cells = {name: table.frame[name].dropna() for name in columns if name in table.frame}
     for base in bases:
+        numbers = [] if is_map else numbers_in(base)
         for name, series in cells.items():
+            if not is_map and series.dtype.kind in "iuf" and not series.head(SOME).isin(numbers).any():
+                continue
+            differ = 2 * series.nunique() >= len(series)
+            if not differ and not _ends_alike(series):
+                continue
             some = Column(series.head(SOME), table.missing, f"{table.where}, column {name!r}")
             try:
                 files = found_in(some, base, is_map)
@@ -260,7 +266,7 @@ def _image_column(
                 refused = error if refused is None and _ends_alike(series) else refused
                 continue
             there = sum(file is not None for file in files)
-            if there > (0 if is_map else 0.5) * len(files) and 2 * series.nunique() >= len(series):
+            if there > (0 if is_map else 0.5) * len(files) and differ:
                 return name, base
     if refused is not None and is_refused:
         raise refused

@@ -117,7 +117,9 @@ def read(
         where = str(path)
         texts = {*texts, site or ""}  # sites 1 and 01 are two
         texts = {*texts, *(name for name, new in (rename or {}).items() if new in texts)}
-        parts, notes = _folder(path, texts) if path.is_dir() else _file(path, texts)
+        names = [] if site is None else [site, *(name for name, new in (rename or {}).items() if new == site)]
+        plain = {*texts, *names}  # 01 is not site 1
+        parts, notes = _folder(path, plain) if path.is_dir() else _file(path, plain)
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
     columns = dict.fromkeys(column for frame in parts.values() for column in frame.columns)
@@ -132,6 +134,8 @@ def read(
     else:
         frame, site, more, unclear = _joined(path, parts, site)
         notes = (*notes, *more)
+    if isinstance(source, str | Path) and site in frame.columns and site not in texts:
+        frame[site] = _numbered(frame[site], f"{where}, column {site!r}")
     for name in frame.columns:
         cells = frame[name] if frame[name].dtype == object else ()
         kind = next((type(cell).__name__ for cell in cells if not _is_cell(cell)), None)
@@ -142,6 +146,22 @@ def read(
     if not len(frame):
         raise DataError(f"{where}: no row found, expected a line of names and one line per example")
     return Table(frame.reset_index(drop=True), where, site, tuple(missing), rename or {}, notes, unclear)
+
+
+def _numbered(sites: pandas.Series, where: str) -> pandas.Series:
+    """Return the sites as numbers if all are numbers. Raises DataError where two are one number, such as 1 and 01."""
+    import pandas
+
+    numbers: dict[float, str] = {}
+    for text in map(str, sites.dropna().unique()):
+        if (number := number_of(text)) is None:
+            return sites
+        first = numbers.setdefault(number, text)
+        if first.partition(".")[0] != text.partition(".")[0]:
+            one, two = sorted((first, text))
+            advice = "write them alike if they are one site, else rename one"
+            raise DataError(f"{where}: sites {one!r} and {two!r} found, which are the same number; {advice}")
+    return pandas.to_numeric(sites)
 
 
 def _is_cell(cell: Any) -> bool:
@@ -234,6 +254,8 @@ def _file(path: Path, texts: Collection[str]) -> tuple[dict[str, pandas.DataFram
     import pandas
 
     if not path.is_file():
+        if path.exists():
+            raise DataError(f"{path}: a pipe or a device found, expected a file or folder")
         raise DataError(f"{path}: the file or folder does not exist")
     if not is_table(path):
         raise DataError(f"{path}: expected a name that ends in {ENDS}; save a spreadsheet as CSV in UTF-8 or as .xlsx")
@@ -266,7 +288,11 @@ def _file(path: Path, texts: Collection[str]) -> tuple[dict[str, pandas.DataFram
             for name, column in pandas.read_csv(path, **settings | {"dtype": str, "usecols": real}).items():
                 if _are_grouped(column.dropna().unique()):
                     frame[name] = pandas.to_numeric(column.str.replace(".", "", regex=False))
-        return {"": frame}, ()
+            real = []
+        some = [name for name in real if _may_be_grouped(frame[name].to_numpy())]
+        cells_of = pandas.read_csv(path, **settings | {"dtype": str, "usecols": some}) if some else frame[[]]
+        sayings = (_point_in(name, column.dropna().unique()) for name, column in cells_of.items())
+        return {"": frame}, tuple(filter(None, sayings))
 
 
 def _head(path: Path) -> tuple[list[str], str, int]:
@@ -349,6 +375,26 @@ def _are_grouped(texts: Iterable[str]) -> bool:
     return bool(pointed) and all(map(_GROUPS.fullmatch, pointed))
 
 
+def _may_be_grouped(numbers: Array) -> bool:
+    """Return whether numbers that were read as decimal ones may be 1.200 beside 950, with a point for thousands."""
+    values = np.abs(numbers[np.isfinite(numbers)])
+    whole = values % 1 == 0
+    few = values[~whole]
+    thousandths = np.round(few * 1000)
+    is_short = bool(len(few)) and few.min() >= 1 and bool(np.allclose(few * 1000, thousandths, rtol=0, atol=1e-6))
+    return is_short and few.max() < 1000 and bool((values[whole] >= 100).any()) and values.max() < 1000
+
+
+def _point_in(name: str, texts: Sequence[str]) -> str:
+    """Return a sentence about a column with numbers such as 1.200 beside 950, or an empty text for others."""
+    one = next((text for text in texts if "." in text), "")
+    two = max((text for text in texts if "." not in text), key=len, default="")
+    if len(two) != 3 or not _are_grouped(texts):
+        return ""
+    read_as = f"{one} beside {two} is read as {number_of(one):g}"
+    return f"{name}: {read_as}; if the point parts thousands, write numbers without it"
+
+
 def _point_for_comma(text: str) -> str:
     """Return a number with a decimal comma as `text_of` writes it, any other text as it is."""
     number = number_of(text, "decimal")
@@ -377,7 +423,10 @@ class Column:
         """Return whether the cells are dates or times."""
         if self.series.dtype.kind in "mM":
             return True
-        looks = _DAY if self.series.dtype.kind in "iuf" else _DATE
+        is_number = self.series.dtype.kind in "iuf"
+        if is_number and not self.series.max() >= 1900_01_01:
+            return False
+        looks = _DAY if is_number else _DATE
         some = [text_of(cell) for cell in self.series.dropna().unique()[:100]]
         some = [text for text in some if text not in self.codes]
         return bool(some) and sum(looks.fullmatch(text) is not None for text in some) > 0.9 * len(some)
@@ -408,7 +457,8 @@ class Column:
     def _texts(self) -> tuple[Array, list[str]]:
         from pandas import factorize
 
-        index, cells = factorize(self.series.astype(object), use_na_sentinel=True)
+        plain = self.series.dtype.kind in "iuf" and not hasattr(self.series.dtype, "na_value")
+        index, cells = factorize(self.series if plain else self.series.astype(object), use_na_sentinel=True)
         texts = [text_of(cell) for cell in cells]
         if not self.unclear and any(map(_is_decimal, texts)) and not any(map(_POINT.fullmatch, texts)):
             # 1,0 is the class 1, as 1.0 is in another site's file
@@ -429,6 +479,13 @@ class Column:
     def index(self) -> Array:
         """The number of each row's text among `distinct`, -1 where it is missing."""
         return self._texts[0]
+
+    def has(self, code: Code) -> bool:
+        """Return whether a cell is `code`."""
+        text = text_of(code)
+        if self.series.dtype.kind in "iuf":
+            return (number := number_of(text)) is not None and bool((self.series == number).any())
+        return any(text_of(cell) == text for cell in self.series.unique())
 
     @property
     def order(self) -> list[str] | None:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, FiniteFloat
 
 from fedloom.core.context import derive_seed
 from fedloom.core.disclosure import hidden, shown
-from fedloom.core.errors import DataError, RecipeError, choices, first_of
+from fedloom.core.errors import DataError, RecipeError, choices, first_of, shortened
 from fedloom.core.settings.section import PARTS as SECTIONS
 from fedloom.core.settings.section import BelowOne, Checked, Count, Section, client_name
 from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, alike, has_label, means_by, part_of, spread
@@ -47,6 +47,8 @@ def _ordered(value: tuple[float, float]) -> tuple[float, float]:
     return value
 
 
+REST = "*"
+"""As a column of `inputs` or of `left_out`: all columns that a recipe does not name."""
 Inputs = Annotated[dict[str, Annotated[Kind | list[str], fitting.DISTINCT]], Field(min_length=1)]
 Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
 D = TypeVar("D")
@@ -150,9 +152,9 @@ def table(
     `site` is the column of a row's site; in a folder, without one, the files' names are the sites. `tasks` are labels,
     {task: {kind: binary, classification or regression, ...}}, of the column `column` (by default the task's name);
     `classes` are in their order. `inputs` are {column: number, yes/no, category, or a list of categories}, and
-    `left_out` are all other columns with the reason. `missing` are cells that mean missing, beside empty ones, NA and
-    NaN. `rename` is {a column's name in the file: its name here}, for a site whose table has other names than those of
-    other sites. `fedloom init FILE` writes all of these.
+    `left_out` are all other columns with the reason; '*' stands for all columns that the recipe does not name.
+    `missing` are cells that mean missing, beside empty ones, NA and NaN. `rename` is {a column's name in the file: its
+    name here}, for a site whose table has other names than other sites. `fedloom init FILE` writes all of these.
 
     A row without a label of a task is left out for this task only, and a site that has no label of a task lacks it.
     Each site's rows are split by itself: the share `test_fraction` for tests, and of the rest `val_fraction` for
@@ -173,7 +175,21 @@ def table(
     Raises DataError for what does not fit, naming the column and the site.
     """
     cells = read(path, site, missing or (), rename)
-    return build(cells, tasks, {**inputs}, preprocess, minimum, rules, seed, left_out, ranges)
+    every = written_out(inputs, cells, tasks, left_out or ())
+    return build(cells, tasks, every, preprocess, minimum, rules, seed, left_out, ranges)
+
+
+def written_out(
+    inputs: Mapping[str, Any], table: Table, tasks: Mapping[str, Label], left_out: Collection[str]
+) -> dict[str, Any]:
+    """Return inputs with each column that `REST` stands for, which nothing else names, in the table's order."""
+    names = [*map(str, table.frame)]
+    if REST not in inputs or REST in names:
+        return {**inputs}
+    others = {*left_out, table.site, *fitting.label_columns(tasks)}
+    return {name: inputs.get(name, inputs[REST]) for name in names if name not in others or name in inputs} | {
+        name: kind for name, kind in inputs.items() if name not in (*names, REST)
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,13 +295,14 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: RowSplit, seed: int
         raise DataError(f"{table.where}, column {table.site!r}: {found}")
     groups = None if split.group is None else table.column(split.group).index
     groups = None if groups is None else np.where(groups < 0, -1 - np.arange(len(groups)), groups)  # none: by itself
+    more = [] if groups is None or len(names) == 1 else [at_several(split.group, groups, which)]
     times: Array | None = None
     if split.time is not None:
         columns = [split.time] if isinstance(split.time, str) else split.time
         _, times = np.unique([table.column(each).times() for each in columns], axis=1, return_inverse=True)
     given = None if split.split is None else _parts_in(table.column(split.split))
     has = {task: has_label(column) for task, column in labels.items()}
-    useful, notes = np.any([*has.values()], axis=0), [*table.notes]
+    useful, notes = np.any([*has.values()], axis=0), [*table.notes, *filter(None, more)]
     if not useful.all():
         notes.append(f"rows without a label of any task, left out: {int((~useful).sum()):,}")
     parts: dict[str, tuple[Array, Array, Array]] = {}
@@ -332,6 +349,14 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: RowSplit, seed: int
     return Rows(labels, parts, tuple(notes), times is not None or given is not None)
 
 
+def at_several(name: str | None, groups: Array, which: Array) -> str:
+    """Return a sentence about groups, such as patients, with rows at several sites; an empty text if there are none."""
+    pairs = np.unique(groups.astype(np.int64) * (which.max() + 1) + which) // (which.max() + 1)
+    count = int((np.unique(pairs, return_counts=True)[1] > 1).sum())
+    several = f"{name}: {count:,} values are at more than one site; if each is one person, their rows"
+    return f"{several} can be in training at one site and in test at another" if count else ""
+
+
 def _parts_in(column: Column) -> Array:
     """Return the part of each row by number, as in PARTS. Raises DataError for a cell that names none."""
     numbers = np.array([PARTS.get(text.strip().casefold(), -1) for text in column.distinct], np.int64)
@@ -358,24 +383,33 @@ def one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array], i
 
 def uneven(table: Table, inputs: Mapping[str, Kind | Sequence[str]], rows: Rows, minimum: int) -> Iterator[str]:
     """Yield a sentence for each input that some sites lack, or whose categories differ in case only."""
-    whole = {who: np.concatenate(parts) for who, parts in rows.parts.items()}
+    whole, absent = {who: np.concatenate(parts) for who, parts in rows.parts.items()}, dict[str, list[str]]()
     for name, stated in inputs.items():
         column, kind = table.column(name), fitting.kind_of(stated)[0]
         there = column.present
-        if lacking := [who for who, own in whole.items() if not there[own].any()]:
-            yield f"{name}: no value at {first_of(lacking)}"
+        if lacking := [] if there.all() else [who for who, own in whole.items() if not there[own].any()]:
+            absent.setdefault(first_of(lacking), []).append(name)
         trains = [train for train, _, _ in rows.parts.values()] if kind == "category" else []
         known = sorted({text for train in trains for text in fitting.statistics(column, kind, train, minimum).values})
         if same := sorted({text for pair in alike(known) for text in pair}):
             yield f"{name}: categories {', '.join(same)} differ only in case; write them alike if they mean the same"
         yield from _other_units(column, whole, minimum) if kind == "number" else ()
+    yield from (f"{first_of(names)}: no value at {sites}" for sites, names in absent.items())
 
 
 def _other_units(column: Column, whole: Mapping[str, Array], minimum: int) -> Iterator[str]:
     """Yield a sentence where one site's numbers lie far from those of most sites, or spread far more or less."""
     known = {who: own[~np.isnan(own)] for who, rows in whole.items() if len(own := column.numbers[rows])}
-    quarters = {who: np.percentile(own, (25, 50, 75)) for who, own in known.items() if len(own) >= max(minimum, 8)}
+    quarters = {who: _quarters(own) for who, own in known.items() if len(own) >= max(minimum, 8)}
     yield from _far_off(column.name, {who: (float(of[1]), float(of[2] - of[0])) for who, of in quarters.items()})
+
+
+def _quarters(values: Array) -> Array:
+    """Return the quartiles, as np.percentile does in ten times the time."""
+    place = np.array((0.25, 0.5, 0.75)) * (len(values) - 1)
+    low, high = np.floor(place).astype(int), np.ceil(place).astype(int)
+    ordered = np.partition(values, [*low, *high])
+    return np.asarray(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
 
 
 def _far_off(column: str, sites: Mapping[str, tuple[float, float]]) -> Iterator[str]:
@@ -420,7 +454,7 @@ def build(
     rows, inputs = rows_of(table, tasks, split, seed), split.without_group(inputs)
     if not inputs:
         raise DataError(f"{table.where}: {split.group!r} is the column of groups and the only input; name other inputs")
-    rows = replace(rows, notes=(*rows.notes, *uneven(table, inputs, rows, minimum)))
+    rows = replace(rows, notes=(*rows.notes, *shortened(uneven(table, inputs, rows, minimum))))
     trains = {who: train for who, (train, _, _) in rows.parts.items()}
     fitted = fitting.fit(table, inputs, tasks, trains, mode, minimum)
     doubts = codes_in(table, inputs, tasks, rows.parts, minimum)
@@ -459,7 +493,8 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
         table, rows, fitted.tasks, lambda index, _: {"images": torch.from_numpy(x[np.searchsorted(rows.taken, index)])}
     )
     known = {*(each.column for each in fitted.inputs), *left_out, table.site, *fitting.label_columns(fitted.tasks)}
-    notes = [f"column {c!r} of the table is neither input nor label" for c in map(str, table.frame) if c not in known]
+    others = [] if REST in left_out else [name for name in map(str, table.frame) if name not in known]
+    notes = shortened(f"column {name!r} of the table is neither input nor label" for name in others)
     return replace(made, table=fitted, notes=(*rows.notes, *notes))
 
 
@@ -529,7 +564,7 @@ def codes_in(
             advice = f"if {number} means missing, add it to data.missing"
             cells = f"cells with {number} found at {first_of(where)}, and {apart}"
             sentences.append(f"column {column.name!r}: {cells}; {advice}")
-    return tuple(sentences)
+    return tuple(shortened(sentences))
 
 
 class TableReport(Section):
@@ -565,7 +600,8 @@ class OwnTable:
         if about["site"] is None and found.site is not None:  # all files of a folder are this site's
             found = replace(found, site=None, frame=found.frame.drop(columns=found.site))
         split = RowSplit(**{key.name: about[key.name] for key in fields(RowSplit)})
-        tasks, inputs = about["tasks"], split.without_group(about["inputs"])
+        tasks = about["tasks"]
+        inputs = split.without_group(written_out(about["inputs"], found, tasks, about["left_out"] or ()))
         refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
         names, wanted = [*found.frame.columns], {task: label.read_from(task) for task, label in tasks.items()}
         absent = {task: columns for task, columns in wanted.items() if {*columns}.isdisjoint(names)}
@@ -647,6 +683,7 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
         table, tasks = files.table, files.tasks
     labels = labels_of(table, tasks)
     which, names = sites_of(table, table.site)
+    inputs = written_out(about["inputs"], table, tasks, about.get("left_out") or ())
 
     def shares(classes: Sequence[str], y: Array) -> list[str]:
         sizes = np.bincount(y.astype(int), minlength=len(classes)).tolist()
@@ -677,7 +714,7 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
             row[task] = ", ".join([count, *(told(label, y) if len(y) >= minimum else ())])
         sites.append(row)
     columns = []
-    for name, kind in about["inputs"].items():
+    for name, kind in inputs.items():
         absent = ~table.column(name).present
         lost = np.bincount(which[absent], minlength=len(names))
         parts = np.where((lost > 0) & (lost < minimum), 0, lost / np.maximum(sizes, 1))
@@ -688,7 +725,7 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
         column["most missing at"] = f"{names[most]} {parts[most]:.0%}" if parts[most] > 0 and not alone else ""
         columns.append(column)
     rows = {name: [np.flatnonzero(which == number)] for number, name in enumerate(names)}
-    return sites, columns, [*table.notes, *codes_in(table, about["inputs"], tasks, rows, minimum)]
+    return sites, columns, [*table.notes, *codes_in(table, inputs, tasks, rows, minimum)]
 
 
 IST = Path(__file__).with_name("ist.csv.xz")

@@ -10,6 +10,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedloom.core.errors import twice
 from fedloom.core.lazy import need
 from fedloom.core.machine import need_memory
 
@@ -41,10 +42,9 @@ def names_of(cells: Iterable[Any]) -> list[str]:
 def different(names: list[str]) -> list[str]:
     """Return names of columns, without control characters. Raises ValueError where two are the same."""
     names = [*map(harmless, names)]
-    for name in names:
+    for name in twice(names)[:1]:
         places = [str(place) for place, other in enumerate(names, 1) if other == name]
-        if len(places) > 1:
-            raise ValueError(f"columns {' and '.join(places)} are all named {name!r}; rename them")
+        raise ValueError(f"columns {' and '.join(places)} are all named {name!r}; rename them")
     return names
 
 

@@ -15,7 +15,7 @@ from pandas import DataFrame
 from torch import Tensor
 from torch.nn import functional
 
-from fedloom.core.errors import DataError, StateError, UserError, listed, parsing, warn, writing
+from fedloom.core.errors import DataError, StateError, UserError, listed, parsing, shortened, warn, writing
 from fedloom.core.lazy import need
 from fedloom.core.machine import need_memory
 from fedloom.core.settings.yaml import section_of
@@ -410,7 +410,10 @@ def of_table(
         )
     else:
         scaled = names if there else [next(iter(table.scales))]
-    x = torch.from_numpy(table.apply(read_rows, scaled, which, tell=warn))
+    said: list[str] = []
+    x = torch.from_numpy(table.apply(read_rows, scaled, which, tell=said.append))
+    for text in shortened(said):
+        warn(text)
     out: dict[str, Any] = {}
     for task, about in table.tasks.items():
         output: Array | None = None
