@@ -154,8 +154,8 @@ def draft(
     names = [str(name) for name in table.frame.columns]
     tasks = labels_in(table, labels, mode)
     wanted = label_columns(tasks)
-    chosen = _matching(features, names, where, "features") if features is not None else None
-    away = _matching(leave_out, names, where, "leave_out")
+    chosen = dict.fromkeys(_matching(features, names, where, "features")) if features is not None else None
+    away = {*_matching(leave_out, names, where, "leave_out")}
     if twice := [name for name in chosen or () if name in wanted or name == site]:
         raise DataError(f"{where}, column {twice[0]!r}: it is a label or the site, so it cannot be an input as well")
     for name in leave_out:
@@ -504,12 +504,13 @@ def _outcome_block(table: Table, names: Sequence[str], labels: Sequence[str]) ->
         if coded(name) != coded(label):
             break
         block.append(name)
-    others = [name for name in names if name not in block and name != table.site]
+    inside = {*block}
+    others = [name for name in names if name not in inside and name != table.site]
     if label not in block or not others:
         return
     special = len(block) >= 6 and all(coded(name) != coded(label) for name in others)
-    first = names.index(label)
-    yield from (name for name in block if name not in labels and (special or names.index(name) > first))
+    after = {*names[names.index(label) :]}
+    yield from (name for name in block if name not in labels and (special or name in after))
 
 
 def _suspicious(

@@ -183,12 +183,12 @@ def written_out(
     inputs: Mapping[str, Any], table: Table, tasks: Mapping[str, Label], left_out: Collection[str]
 ) -> dict[str, Any]:
     """Return inputs with each column that `REST` stands for, which nothing else names, in the table's order."""
-    names = [*map(str, table.frame)]
+    names = dict.fromkeys(map(str, table.frame))
     if REST not in inputs or REST in names:
         return {**inputs}
     others = {*left_out, table.site, *fitting.label_columns(tasks)}
     return {name: inputs.get(name, inputs[REST]) for name in names if name not in others or name in inputs} | {
-        name: kind for name, kind in inputs.items() if name not in (*names, REST)
+        name: kind for name, kind in inputs.items() if name not in names and name != REST
     }
 
 
