@@ -590,10 +590,11 @@ def test_a_run_is_not_exported_with_other_data(tmp_path: Path) -> None:
             export(tmp_path / "run", tmp_path / "b")
 
 
-def test_sites_1_and_01_are_two(tmp_path: Path) -> None:
-    """A CSV file's cells are read as numbers, but a site's name stays as it is written."""
-    frame().replace({"site": {"a": "1", "b": "01", "c": "2"}}).to_csv(tmp_path / "t.csv", index=False)
-    assert {*made(tmp_path / "t.csv").dataset.domains} == {"1", "01", "2"}
+def test_a_site_is_called_as_its_file_writes_it(tmp_path: Path) -> None:
+    """A CSV file's cells are read as numbers, but not a site's name, unless it is written as 1.0."""
+    for written, names in ((("01", "02", "10"), {"01", "02", "10"}), (("1.0", "2.0", "3"), {"1", "2", "3"})):
+        frame().replace({"site": dict(zip("abc", written, strict=True))}).to_csv(tmp_path / "t.csv", index=False)
+        assert {*made(tmp_path / "t.csv").dataset.domains} == names
 
 
 def test_sites_may_have_long_names_in_any_script(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,7 +18,7 @@ from fedloom.data.inputs import ending
 from fedloom.data.prepare import PARTS, Array, alike, has_label
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
 from fedloom.data.tables.read import AROUND, THOUSANDS, Code, Column, Table, read, text_of
-from fedloom.data.tables.table import REST, RowSplit, at_several, plain_name, rows_of, sites_of, uneven
+from fedloom.data.tables.table import RowSplit, at_several, plain_name, rows_of, sites_of, uneven
 
 AUC, R2 = 0.97, 0.9
 """A column that tells a label this well alone is taken for another form of it."""
@@ -82,11 +81,6 @@ class Draft:
         section: dict[str, Any] = {"site": self.table.site, "tasks": stated(self.tasks), "inputs": dict(self.inputs)}
         section |= {"left_out": self.stored, "missing": list(self.table.missing), "preprocess": self.mode}
         section |= {"split": self.split, "rename": dict(self.table.rename)}
-        shared = Counter[tuple[str, str]](("inputs", kind) for kind in self.inputs.values() if isinstance(kind, str))
-        shared.update(("left_out", why) for why in self.stored.values())
-        for (key, value), count in shared.most_common(1):
-            if count > LISTED and REST not in self.table.frame.columns:
-                section[key] = {name: each for name, each in section[key].items() if each != value} | {REST: value}
         return {key: value for key, value in section.items() if value not in (None, {}, [], "federated")}
 
     @property

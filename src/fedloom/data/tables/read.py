@@ -115,11 +115,9 @@ def read(
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
-        texts = {*texts, site or ""}  # sites 1 and 01 are two
+        texts = {*texts, site or ""}  # site 01 is not 1
         texts = {*texts, *(name for name, new in (rename or {}).items() if new in texts)}
-        names = [] if site is None else [site, *(name for name, new in (rename or {}).items() if new == site)]
-        plain = {*texts, *names}  # 01 is not site 1
-        parts, notes = _folder(path, plain) if path.is_dir() else _file(path, plain)
+        parts, notes = _folder(path, texts) if path.is_dir() else _file(path, texts)
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
     columns = dict.fromkeys(column for frame in parts.values() for column in frame.columns)
@@ -134,7 +132,7 @@ def read(
     else:
         frame, site, more, unclear = _joined(path, parts, site)
         notes = (*notes, *more)
-    if isinstance(source, str | Path) and site in frame.columns and site not in texts:
+    if isinstance(source, str | Path) and site in frame.columns:
         frame[site] = _numbered(frame[site], f"{where}, column {site!r}")
     for name in frame.columns:
         cells = frame[name] if frame[name].dtype == object else ()
@@ -149,11 +147,14 @@ def read(
 
 
 def _numbered(sites: pandas.Series, where: str) -> pandas.Series:
-    """Return the sites as numbers if all are numbers. Raises DataError where two are one number, such as 1 and 01."""
+    """Return sites as they are written, but as numbers where all are numbers and some are written as 1.0.
+
+    Raises DataError where two are one number, such as 1 and 01.
+    """
     import pandas
 
     numbers: dict[float, str] = {}
-    for text in map(str, sites.dropna().unique()):
+    for text in (texts := [*map(str, sites.dropna().unique())]):
         if (number := number_of(text)) is None:
             return sites
         first = numbers.setdefault(number, text)
@@ -161,7 +162,7 @@ def _numbered(sites: pandas.Series, where: str) -> pandas.Series:
             one, two = sorted((first, text))
             advice = "write them alike if they are one site, else rename one"
             raise DataError(f"{where}: sites {one!r} and {two!r} found, which are the same number; {advice}")
-    return pandas.to_numeric(sites)
+    return pandas.to_numeric(sites) if any("." in text for text in texts) else sites
 
 
 def _is_cell(cell: Any) -> bool:

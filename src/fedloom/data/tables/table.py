@@ -47,8 +47,6 @@ def _ordered(value: tuple[float, float]) -> tuple[float, float]:
     return value
 
 
-REST = "*"
-"""As a column of `inputs` or of `left_out`: all columns that a recipe does not name."""
 Inputs = Annotated[dict[str, Annotated[Kind | list[str], fitting.DISTINCT]], Field(min_length=1)]
 Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
 D = TypeVar("D")
@@ -152,9 +150,9 @@ def table(
     `site` is the column of a row's site; in a folder, without one, the files' names are the sites. `tasks` are labels,
     {task: {kind: binary, classification or regression, ...}}, of the column `column` (by default the task's name);
     `classes` are in their order. `inputs` are {column: number, yes/no, category, or a list of categories}, and
-    `left_out` are all other columns with the reason; '*' stands for all columns that the recipe does not name.
-    `missing` are cells that mean missing, beside empty ones, NA and NaN. `rename` is {a column's name in the file: its
-    name here}, for a site whose table has other names than other sites. `fedloom init FILE` writes all of these.
+    `left_out` are all other columns with the reason. `missing` are cells that mean missing, beside empty ones, NA and
+    NaN. `rename` is {a column's name in the file: its name here}, for a site whose table has other names than those of
+    other sites. `fedloom init FILE` writes all of these.
 
     A row without a label of a task is left out for this task only, and a site that has no label of a task lacks it.
     Each site's rows are split by itself: the share `test_fraction` for tests, and of the rest `val_fraction` for
@@ -175,21 +173,7 @@ def table(
     Raises DataError for what does not fit, naming the column and the site.
     """
     cells = read(path, site, missing or (), rename)
-    every = written_out(inputs, cells, tasks, left_out or ())
-    return build(cells, tasks, every, preprocess, minimum, rules, seed, left_out, ranges)
-
-
-def written_out(
-    inputs: Mapping[str, Any], table: Table, tasks: Mapping[str, Label], left_out: Collection[str]
-) -> dict[str, Any]:
-    """Return inputs with each column that `REST` stands for, which nothing else names, in the table's order."""
-    names = dict.fromkeys(map(str, table.frame))
-    if REST not in inputs or REST in names:
-        return {**inputs}
-    others = {*left_out, table.site, *fitting.label_columns(tasks)}
-    return {name: inputs.get(name, inputs[REST]) for name in names if name not in others or name in inputs} | {
-        name: kind for name, kind in inputs.items() if name not in names and name != REST
-    }
+    return build(cells, tasks, {**inputs}, preprocess, minimum, rules, seed, left_out, ranges)
 
 
 @dataclass(frozen=True, eq=False)
@@ -493,7 +477,7 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
         table, rows, fitted.tasks, lambda index, _: {"images": torch.from_numpy(x[np.searchsorted(rows.taken, index)])}
     )
     known = {*(each.column for each in fitted.inputs), *left_out, table.site, *fitting.label_columns(fitted.tasks)}
-    others = [] if REST in left_out else [name for name in map(str, table.frame) if name not in known]
+    others = [name for name in map(str, table.frame) if name not in known]
     notes = shortened(f"column {name!r} of the table is neither input nor label" for name in others)
     return replace(made, table=fitted, notes=(*rows.notes, *notes))
 
@@ -600,8 +584,7 @@ class OwnTable:
         if about["site"] is None and found.site is not None:  # all files of a folder are this site's
             found = replace(found, site=None, frame=found.frame.drop(columns=found.site))
         split = RowSplit(**{key.name: about[key.name] for key in fields(RowSplit)})
-        tasks = about["tasks"]
-        inputs = split.without_group(written_out(about["inputs"], found, tasks, about["left_out"] or ()))
+        tasks, inputs = about["tasks"], split.without_group(about["inputs"])
         refuse(found.where, tasks, inputs, (about["ranges"] or ()) if private else ())
         names, wanted = [*found.frame.columns], {task: label.read_from(task) for task, label in tasks.items()}
         absent = {task: columns for task, columns in wanted.items() if {*columns}.isdisjoint(names)}
@@ -683,7 +666,6 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
         table, tasks = files.table, files.tasks
     labels = labels_of(table, tasks)
     which, names = sites_of(table, table.site)
-    inputs = written_out(about["inputs"], table, tasks, about.get("left_out") or ())
 
     def shares(classes: Sequence[str], y: Array) -> list[str]:
         sizes = np.bincount(y.astype(int), minlength=len(classes)).tolist()
@@ -714,7 +696,7 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
             row[task] = ", ".join([count, *(told(label, y) if len(y) >= minimum else ())])
         sites.append(row)
     columns = []
-    for name, kind in inputs.items():
+    for name, kind in about["inputs"].items():
         absent = ~table.column(name).present
         lost = np.bincount(which[absent], minlength=len(names))
         parts = np.where((lost > 0) & (lost < minimum), 0, lost / np.maximum(sizes, 1))
@@ -725,7 +707,7 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[dict[str, Any]]
         column["most missing at"] = f"{names[most]} {parts[most]:.0%}" if parts[most] > 0 and not alone else ""
         columns.append(column)
     rows = {name: [np.flatnonzero(which == number)] for number, name in enumerate(names)}
-    return sites, columns, [*table.notes, *codes_in(table, inputs, tasks, rows, minimum)]
+    return sites, columns, [*table.notes, *codes_in(table, about["inputs"], tasks, rows, minimum)]
 
 
 IST = Path(__file__).with_name("ist.csv.xz")
