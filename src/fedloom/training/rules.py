@@ -301,10 +301,11 @@ def added(losses: Iterable[Tensor]) -> Tensor | None:
     return total
 
 
-def within(updates: Updates, X: Tensor) -> Updates:
-    """Return rows X with zeros in blocks that the rows lack."""
-    if updates.present is not None and not bool(updates.present.all()):
-        X = X.clone()
-        for columns, have in zip(updates.layout.slices, updates.present.t(), strict=True):
-            X[~have, columns] = 0.0
+def within(updates: Updates) -> Updates:
+    """Return the rows with zeros in blocks that they lack."""
+    if updates.present is None or bool(updates.present.all()):
+        return updates
+    X = updates.X.clone()
+    for columns, have in zip(updates.layout.slices, updates.present.t(), strict=True):
+        X[~have, columns] = 0.0
     return updates.replace(X=X)

@@ -291,4 +291,4 @@ def conspired(
         for row, x in zip(payload.rows, own, strict=True):
             agreed = sent.get(group_of(federation, row))
             X.append(x if agreed is None else agreed)
-        yield replace(payload, packed=common.method.codec.pack(within(like, torch.stack(X))))
+        yield replace(payload, packed=common.method.codec.pack(within(like.replace(X=torch.stack(X)))))

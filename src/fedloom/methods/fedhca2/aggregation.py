@@ -98,8 +98,7 @@ class HyperConflictAverse(_Learner):
         new = {"clients": clients, "direction": columns_here().join(updates.layout, direction), "received": names}
         if not bool(alpha.any()) and torch.equal(own, torch.eye(len(names), dtype=torch.float64)):
             return updates, new
-        out = updates.mixed((own + torch.outer(alpha, q)).to(updates.data.device))
-        return within(out, out.X), new
+        return within(updates.mixed((own + torch.outer(alpha, q)).to(updates.data.device))), new
 
     def _averaging(self, updates: Updates) -> Tensor:
         """Return K x K: the identity, except that identical clients get their mean."""

@@ -39,7 +39,7 @@ class Noise(Attack):
         X, rng = updates.X, ctx.rng("attack", updates.rows[0][0])
         noise = torch.randn(X.shape, generator=rng).to(X)
         scale = X.norm(dim=1, keepdim=True) / X.shape[1] ** 0.5
-        return within(updates, self.factor * scale * noise), memory
+        return within(updates.replace(X=self.factor * scale * noise)), memory
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Constant(Attack):
     value: float
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
-        return within(updates, torch.full_like(updates.X, self.value)), memory
+        return within(updates.replace(X=torch.full_like(updates.X, self.value))), memory
 
 
 @dataclass(frozen=True)
