@@ -7,8 +7,9 @@ loop are taken off, and what remains is divided by one copy of K x d float32. A 
 round has to do is to bring each client's difference into one matrix (K copies of d) and to combine its rows.
 
 Times are CPU seconds: medians over rounds, the round, the loop and the copy in one process. Memory: the peak of a
-process of its own (VmHWM of Linux), less what is resident when its imports are done and its data loaded. Aims: 10
-copies and 6 d for fedavg, 16 and (2 K + 4) d for fedhca2, 30 and (2 K + 4) d for matu.
+process of its own (VmHWM of Linux), less what is resident when its imports are done and its data loaded; and the peak
+of what is alive, by the record of torch's allocator in a run of its own. Aims: 10 copies and 6 d for fedavg, 16 and
+(2 K + 4) d for fedhca2, 30 and (2 K + 4) d for matu.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,21 @@ def rounds_of(method: str, width: int, count: int) -> tuple[list[float], float]:
         ends.clear()
         api.run(load(recipe(method, width, count)), Path(folder) / "run", progress=progress)
     return [b - a for a, b in pairwise(ends[:-1])], resident("VmHWM") - before
+
+
+def alive(method: str, width: int, count: int) -> float:
+    """Bytes of all tensors at the peak of a run."""
+    import torch
+
+    from fedloom.engines import api
+    from fedloom.federation.recipes.loader import load
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, torch.profiler.profile(profile_memory=True) as profile:
+        api.run(load(recipe(method, width, count)), Path(folder) / "run", progress=api.Progress())
+    events = profile.profiler.kineto_results.events()
+    record = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(accumulate(size for _, size in record))
 
 
 def bare(width: int) -> tuple[Callable[[], None], int]:
@@ -115,11 +131,12 @@ def main() -> None:
     print(f"{machine()}; K = {K}, 1 thread, CPU seconds")
     for method, (copies, vectors) in METHODS.items():
         m = alone(measure, method, 256 if quick else 2560, 4 if quick else 8)
+        lives = alone(alive, method, 256 if quick else 2560, 4) / 4 / m["d"]
         over = (m["round"] - m["loop"]) / m["copy"]
         print(
             f"{method:<8} d = {m['d']:,.0f}: a round {m['round']:.3f}, the bare loop {m['loop']:.3f}, a copy "
-            f"{m['copy']:.4f}; beside the loop {over:.1f} copies (aim {copies}), at the peak {m['peak']:.1f} d "
-            f"(aim {vectors})",
+            f"{m['copy']:.4f}; beside the loop {over:.1f} copies (aim {copies}), at the peak {m['peak']:.1f} d, "
+            f"of which alive {lives:.1f} (aim {vectors})",
             flush=True,
         )
 

@@ -203,3 +203,22 @@ def test_what_a_sum_cannot_say() -> None:
             ask()
     with pytest.raises(ValueError, match="weighs rows otherwise"):
         rows().summed([(0, 1, torch.tensor([1.0, 2.0]))])
+
+
+def test_an_empty_shared_part_keeps_no_update() -> None:
+    """It is a view of the client's whole update; all of these stayed in memory until the round's end."""
+    sent = Sent("method=local")
+    whole: list[weakref.ref[torch.Tensor]] = []
+
+    def payloads() -> Iterator[Payload]:
+        for row in sent.rows:
+            gc.collect()
+            assert not any(one() is not None for one in whole)
+            update = torch.zeros(1, sent.layout.d)
+            whole.append(weakref.ref(update))
+            packed = sent.method.codec.pack(Updates(sent.shared, (row,), update[:, :0], *torch.ones(2, 1).double()))
+            del update
+            yield Payload(row, 1.0, packed)
+            del packed
+
+    assert len(server.collect(sent.common, payloads(), sent.rows)[0]) == len(sent.rows)

@@ -80,7 +80,7 @@ def _sent(method: Method, state: State, key: str) -> Tensor:
 
 
 TINY = 1 << 12
-"""Rows of at most so many bytes are unpacked together, where the codec can."""
+"""Rows of models of at most so many bytes are unpacked together, where the codec can."""
 
 
 def collect(
@@ -94,7 +94,8 @@ def collect(
     X = torch.zeros(len(keys), shared.d, dtype=dtype)
     beside = {name: torch.zeros_like(X) for name in method.auxiliary}
     waiting = dict[int, Mapping[str, Tensor]]()
-    tiny = X[:1].nbytes <= TINY and method.codec.unpacks_each and federation.whole(shared)
+    # by the size of the whole model, because the shared part of its update may be a view of all of it
+    tiny = 4 * common.layout.parameters.d <= TINY and method.codec.unpacks_each and federation.whole(shared)
     for payload in payloads:
         if not payload.finite:
             continue
