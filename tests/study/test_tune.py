@@ -469,12 +469,12 @@ def test_the_sentence_about_all_tasks_is_the_mean_change_of_the_table(tmp_path: 
     fedavg, local, constant = made.columns
     change = local.delta
     assert change is not None
-    of, ends = f"change {change.mean:+.2g} %", [change.mean - change.half, change.mean + change.half]
-    text = f"{of}, 95 % CI {ends[0]:+.2g} to {ends[1]:+.2g}"
+    of, ends = f"change {change.mean:+.1f} %", [change.mean - change.half, change.mean + change.half]
+    text = f"{of}, 95 % CI {ends[0]:+.1f} to {ends[1]:+.1f}"
     assert compared._over_tasks(made, made.columns, "") == ("yes", text)
     assert compared._over_tasks(made, made.columns, "not converged: local") == ("cannot tell", text)
     ahead = replace(constant, delta=Estimate(1000.0, 0.0, 3))
-    said = ("cannot tell", f"{text}, but the constant prediction has +1e+03 %")
+    said = ("cannot tell", f"{text}, but the constant prediction has +1000.0 %")
     assert compared._over_tasks(made, [fedavg, local, ahead], "") == said
 
 

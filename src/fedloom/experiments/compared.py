@@ -468,11 +468,11 @@ def _over_tasks(made: Comparison, compared: Sequence[RunSet], unfit: str) -> tup
     counted = [row for row in made.rows if row.task in made.results.directions("")]
     reason = unfit or made.results.unfit("", together.label, alone.label, counted)
     verdict, change = judge(test.change, test.smallest, reason=reason), test.change
-    text = f"change {change.mean:+.2g} %, 95 % CI {change.low:+.2g} to {change.high:+.2g}"
+    text = f"change {change.mean:+.1f} %, 95 % CI {change.low:+.1f} to {change.high:+.1f}"
     if verdict.answer == "cannot tell" and isfinite(verdict.detectable):
-        text += f", detectable {verdict.detectable:.2g} %"
+        text += f", detectable {verdict.detectable:.1f} %"
     if verdict.answer == "yes" and constant and (of := constant[0].delta) is not None and of.mean >= change.mean:
-        return "cannot tell", f"{text}, but the constant prediction has {of.mean:+.2g} %"
+        return "cannot tell", f"{text}, but the constant prediction has {of.mean:+.1f} %"
     return verdict.label, text
 
 

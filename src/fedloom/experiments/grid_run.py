@@ -157,7 +157,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Place:
-    """What a cell is to a grid, for a run outside one: a folder below another, and the run's name in messages."""
+    """A run outside a grid, where a cell would stand: its folder below another, and its name in messages."""
 
     name: str
     label: str
