@@ -145,23 +145,34 @@ def test_the_fall_is_that_of_a_tenth_of_the_rounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("validation", "fall"),
-    [([0.9] * 8 + [0.8, 0.9], 0.0), ([0.9] * 9 + [0.9 * 0.96], 4.0), ([0.9] * 9 + [0.3], 36.0), ([0.9], 36.0)],
+    ("validation", "other", "falls_by"),
+    [
+        ([0.9] * 8 + [0.8, 0.9], [0.9] * 10, (0, 0)),
+        ([0.9] * 10, [0.9] * 9 + [0.9 * 0.96], (0, 4)),
+        ([0.9] * 9 + [0.3], [0.9] * 10, (67, 0)),  # a mean of 33
+        ([0.9] * 9 + [0.1], [0.9] * 10, (36, 36)),  # 44: neither loss has stopped, though each stopped for one task
+        ([0.9], [0.9], (36, 36)),
+        ([0.9] * 10, [0.9], (0, 36)),
+    ],
 )
-def test_what_falls_on_its_own_examples_alone_has_converged(tmp_path: Path, validation: Any, fall: float) -> None:
+def test_what_falls_on_its_own_examples_alone_has_converged(
+    tmp_path: Path, validation: list[float], other: list[float], falls_by: tuple[float, float]
+) -> None:
     """The training loss falls by 20 % in each of the last rounds; the validation loss is that of every other round."""
     grid = benchmark(tmp_path, losses=[1.0] * 16 + [0.8**n for n in range(1, 5)])
     file = Cell("NYUD", "Local", "-", 100).folder(tmp_path) / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for line, value in zip(lines[-2 * len(validation) + 1 :: 2], validation, strict=True):
-        measured = {"metric": "loss", "split": "val", "model": "global", "client": "a", "value": value}
-        line["metrics"] += [{**measured, "task": task} for task in CONSTANT_ROW]
+    for task, values in zip(CONSTANT_ROW, (validation, other), strict=True):
+        for line, value in zip(lines[-2 * len(values) + 1 :: 2], values, strict=True):
+            measured = {"metric": "loss", "split": "val", "model": "global", "client": "a", "value": value}
+            line["metrics"].append({**measured, "task": task})
     file.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    assert falls(Run.read(file.parent)) == pytest.approx(dict.fromkeys(CONSTANT_ROW, fall), abs=0.1)
+    expected = dict(zip(CONSTANT_ROW, falls_by, strict=True))
+    assert falls(Run.read(file.parent)) == pytest.approx(expected, abs=0.4)
     lines_of_local = [
         line for line in of_seeds(grid, tmp_path, "val").lines if (line.method, line.seed) == ("Local", 100)
     ]
-    assert [line.falling for line in lines_of_local] == pytest.approx([fall] * 2, abs=0.1)
+    assert {line.task: line.falling for line in lines_of_local} == pytest.approx(expected, abs=0.4)
 
 
 def test_a_loss_that_is_nearly_gone_has_converged() -> None:
@@ -173,6 +184,13 @@ def test_a_loss_that_is_nearly_gone_has_converged() -> None:
     assert falling([2.0] * 16 + [0.1] * 2 + [0.2] * 2) == 0  # rises
     assert falling([0.0] * 20) == 0
     assert falling([0.0] * 16 + [1.0] * 4) == 0
+
+
+def test_rounds_that_were_measured_at_uneven_distances() -> None:
+    """A loss that shrinks by 2 % in every round falls as much, however often it was measured, and after the last."""
+    for rounds in ([*range(1, 41)], [15, 30, 40], [10, 20, 30, 31], [39, 40], [38, 39, 40]):
+        fall = 100 * (1 - 0.98 ** (rounds[-1] / 10))
+        assert falling([0.98**n for n in rounds], rounds) == pytest.approx(fall, abs=0.01), rounds
 
 
 def test_tasks_on_which_nobody_beats_the_trivial_answer() -> None:

@@ -625,34 +625,38 @@ def losses(run: Run) -> dict[str, list[float]]:
 
 
 def falls(run: Run) -> dict[str, float]:
-    """Return task -> `falling` of its training loss, or of its validation loss where that falls less.
+    """Return task -> `falling` of its training loss; of its validation loss, if the mean over tasks falls less by that.
 
     What no longer learns anything that holds for other examples has converged, though it learns its own by heart. The
     validation loss (mean over clients) counts where it was measured in more than one round.
     """
-    found = {}
-    for task, by_round in losses(run).items():
-        measured = [fmean(of.values()) for number, of in run.scores(task, "loss", "val").items() if number > 0]
-        found[task] = min((fall for fall in map(falling, (by_round, measured)) if not isnan(fall)), default=nan)
-    return found
+    learned = {task: falling(by_round) for task, by_round in losses(run).items()}
+    held = {**learned}
+    for task in learned:
+        measured = {number: fmean(of.values()) for number, of in run.scores(task, "loss", "val").items() if number > 0}
+        if not isnan(fall := falling([*measured.values()], [*measured])):
+            held[task] = fall
+    return min(held, learned, key=lambda of: mean_of_known(of.values()))
 
 
-def falling(by_round: Sequence[float]) -> float:
+def falling(by_round: Sequence[float], rounds: Sequence[int] = ()) -> float:
     """Return the percent by which a loss fell per tenth of the rounds, at the end; nan for a single round.
 
-    From the mean losses of the first and the second half of the last rounds. Percent of the loss, or of a tenth of the
-    first round's where the loss is smaller: a model that knows its examples by heart has converged, though its loss
-    shrinks on and on. 0 where it rises, so that one seed's rise does not hide the fall at others.
+    From the mean losses of the first and the second half of the last rounds; `rounds` are those that were measured,
+    where these are not all. Percent of the loss, or of a tenth of the first round's where the loss is smaller: a model
+    that knows its examples by heart has converged, though its loss shrinks on and on. 0 where it rises, so that one
+    seed's rise does not hide the fall at others.
     """
-    last = by_round[-max(2, round(LAST * len(by_round))) :]
-    if len(last) < 2:
+    if len(by_round) < 2:
         return nan
-    half = len(last) // 2
-    before, after = fmean(last[:half]), fmean(last[-half:])
-    apart = (len(last) - half) or 1
+    at = rounds or range(1, len(by_round) + 1)
+    earlier = at[-1] - round(LAST * at[-1])
+    kept = max(2, sum(number > earlier for number in at))
+    half = kept // 2
+    (before, after), (start, end) = ((fmean(of[-kept:][:half]), fmean(of[-half:])) for of in (by_round, at))
     if before <= 0:
         return 0.0
-    fall = 1 - (max(after, 1e-12) / before) ** (len(by_round) / 10 / apart)
+    fall = 1 - (max(after, 1e-12) / before) ** (at[-1] / 10 / (end - start))
     return max(0.0, 100 * fall * before / max(before, FIRST * by_round[0]))
 
 
