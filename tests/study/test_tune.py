@@ -478,6 +478,25 @@ def test_the_sentence_about_all_tasks_is_the_mean_change_of_the_table(tmp_path: 
     assert compared._over_tasks(made, [fedavg, local, ahead], "") == said
 
 
+def test_the_sentence_about_all_tasks_names_those_that_it_leaves_out() -> None:
+    """A task on which no method is better than the constant prediction is no part of the mean change."""
+    rng, names = np.random.default_rng(5), ["ill", "old", "tall"]
+
+    def examples() -> tuple[Any, dict[str, Any]]:
+        x = rng.normal(size=(30, 2))
+        return x, {name: (x[:, 0] > at).astype(int) for at, name in enumerate(names, -1)}
+
+    clients = {name: fl.Client(examples(), tasks=names) for name in ("ann", "bob")}
+    fed = fl.Federation(clients, {name: fl.task(classes=2) for name in names}, test=examples())
+    made = fl.compare(fed, methods=["local", "fedavg"], rounds=2, seeds=2, tell=lambda _: None)
+    sides = dict(zip(("local", "fedavg"), made.columns, strict=True))
+    for out, start in ((), "All tasks together: "), (("old",), "All tasks but old together: "), (("ill", "old"), ""):
+        columns = tuple(replace(column, excluded=column.task in out) for column in made.results.columns[""])
+        some = replace(made, results=replace(made.results, columns={"": columns}))
+        said = [line for line in compared.answer(sides, some, "fedavg") if line.startswith("All tasks")]
+        assert [line.startswith(start) for line in said] == [True] * bool(start), said
+
+
 def test_each_seed_of_a_comparison_draws_the_test_rows_of_a_table(tmp_path: Path) -> None:
     """In Python as of a recipe; else the intervals would be about one test part."""
     rng = np.random.default_rng(5)

@@ -79,8 +79,8 @@ def compare(
 
     Without `methods`, test whether training together pays off: `local`, `separate`, `fedavg` with own heads, `fedhca2`
     and `centralised` are each tuned with the same `budget` on validation data, an `fl.Budget` or a mapping of its keys,
-    by default that of `fedloom tune`, and run with three seeds. The table ends with a sentence for each task and each
-    client. Named methods are not tuned.
+    by default that of `fedloom tune`, and run with three seeds. The table ends with a sentence for all tasks together,
+    each task and each client. Named methods are not tuned.
 
     `jobs` is how many runs of a recipe go at once (None: as many as the CPUs can take); those of a federation, a model
     or a method in memory go one by one. `tell` receives a line for each run, by default on stderr. Finished runs in
@@ -385,7 +385,8 @@ def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | No
 def answer(columns: Mapping[str, RunSet], made: Comparison, best: str) -> list[str]:
     """Return sentences on how `best` compares with training alone (1 % counts), and what to do.
 
-    One is about all tasks together, where there are several, then there is one for each task and one for each client.
+    One is about all tasks together that the change counts, where there are several. Then there is one for each task and
+    one for each client.
     """
     alone, together, rows = columns["local"], columns[best], made.rows
     seeds = [seed for seed in alone.values if seed in together.values]
@@ -394,9 +395,10 @@ def answer(columns: Mapping[str, RunSet], made: Comparison, best: str) -> list[s
         lines.insert(0, FIXED)
     gains, unfit = 0, unsettled_among({side.label: side.unsettled for side in (alone, together)})
     compared = [columns[name] for name in ("local", best, "constant") if name in columns]
-    if len(rows) > 1 and (found := _over_tasks(made, compared, unfit)):
+    if len(rows) - len(made.excluded) > 1 and (found := _over_tasks(made, compared, unfit)):
         gains += found[0] == "yes"
-        lines.append(f"All tasks together: {_SAID[found[0]][0].format(best)}, {found[1]}.")
+        but = f" but {', '.join(made.excluded)}" if made.excluded else ""
+        lines.append(f"All tasks{but} together: {_SAID[found[0]][0].format(best)}, {found[1]}.")
     for row in rows:
         numbers = [[side.values[seed].get(row.task, nan) for seed in seeds] for side in compared]
         verdict, text = _compared(numbers, row, together.ratio, unfit)
