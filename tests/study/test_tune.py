@@ -380,6 +380,7 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
     ):
         assert any(note.startswith(line) for note in made.notes), line
     assert "the best of 4 settings on validation data" in text
+    assert "of 7 intervals, about " in text, "all tasks, two tasks, and four of sites"
     assert "constant: the recipe's own settings." in text
     assert heard[0].startswith("compare: 7 methods, each with 4 settings on validation data (2 seeds)")
     assert "about 0:00 left" in heard[-1]

@@ -393,18 +393,17 @@ def answer(columns: Mapping[str, RunSet], made: Comparison, best: str) -> list[s
     lines = [f"Of the ways of training together, {best} is the best on validation data. Compared with training alone:"]
     if len({alone.runs[seed].info.get("data_hash") for seed in seeds}) == 1 < len(seeds):
         lines.insert(0, FIXED)
-    gains, unfit = 0, unsettled_among({side.label: side.unsettled for side in (alone, together)})
+    gains, tested, unfit = 0, 0, unsettled_among({side.label: side.unsettled for side in (alone, together)})
     compared = [columns[name] for name in ("local", best, "constant") if name in columns]
     if len(rows) - len(made.excluded) > 1 and (found := _over_tasks(made, compared, unfit)):
-        gains += found[0] == "yes"
+        gains, tested = gains + (found[0] == "yes"), tested + 1
         but = f" but {', '.join(made.excluded)}" if made.excluded else ""
         lines.append(f"All tasks{but} together: {_SAID[found[0]][0].format(best)}, {found[1]}.")
     for row in rows:
         numbers = [[side.values[seed].get(row.task, nan) for seed in seeds] for side in compared]
         verdict, text = _compared(numbers, row, together.ratio, unfit)
-        gains += verdict == "yes"
+        gains, tested = gains + (verdict == "yes"), tested + (verdict != "unknown")
         lines.append(f"{row.task}: {_SAID[verdict][0].format(best)}, {row.metric} {text}.")
-    tested = 0
     for site, clients in sites({seed: alone.runs[seed] for seed in seeds}).items():
         by_verdict: dict[str, list[str]] = {}
         for row in rows:
@@ -420,10 +419,7 @@ def answer(columns: Mapping[str, RunSet], made: Comparison, best: str) -> list[s
         parts = [f"{said} {', '.join(by_verdict[one])}" for one, (_, said) in _SAID.items() if one in by_verdict]
         if parts:
             lines.append(f"{'site ' * site.isdecimal()}{site} {'; '.join(parts)}.")
-    lines.append(
-        f"Each verdict is for one task and client alone: of {tested} intervals, about {tested * 0.05:.1f} exclude 0 "
-        "by chance."
-    )
+    lines.append(f"Each verdict stands alone: of {tested} intervals, about {tested * 0.05:.1f} exclude 0 by chance.")
     lines += [
         f"{side.label} has not converged: its loss still falls by {side.fall:.1f} % per tenth of the rounds, "
         "so nothing is a yes or a no. More rounds (training.rounds) may change that."
