@@ -180,11 +180,10 @@ class _Question:
         }
         self.total = len(runs)
         for place, (method, recipe) in runs.items():
-            if self.done and place not in self.told:
-                self._ahead({at: (at.name.rpartition("-s")[0], at.name, of) for at, (_, of) in runs.items()})
             self._run(place.name, recipe, place, method)
             if self.done == 1:
                 Run.read(place).judged_by(self.metric)  # one that no task has is said before the others run
+                self._ahead({at: (at.name.rpartition("-s")[0], at.name, of) for at, (_, of) in runs.items()})
         made = put_side_by_side([*runs], base, split, self.metric)
         return replace(made, notes=(*made.notes, "Not tuned: each method has the settings it was given."))
 
@@ -251,10 +250,12 @@ class _Question:
             }
             said = {place: f"{name} with {tune.described(trial)}, seed {seed}" for place, (trial, seed) in new.items()}
             runs = {place: (name, said[place], of(*one)) for place, one in new.items()}
+            if self.done:
+                self._ahead(runs)
             for place, (trial, seed) in new.items():
-                if self.done and place not in self.told:  # the first run of all shows alone whether anything is wrong
-                    self._ahead(runs)
                 values.setdefault(tune.key(trial), {})[seed] = measured(place, *runs[place][1:])
+                if self.done == 1:  # the first run of all showed alone that nothing is wrong
+                    self._ahead(runs)
             return tune.scored(values, rows)
 
         try:
