@@ -183,7 +183,7 @@ class _Question:
             self._run(place.name, recipe, place, method)
             if self.done == 1:
                 Run.read(place).judged_by(self.metric)  # one that no task has is said before the others run
-                self._ahead({at: (at.name.rpartition("-s")[0], at.name, of) for at, (_, of) in runs.items()})
+                self._ahead({at: (at.name, of) for at, (_, of) in runs.items()})
         made = put_side_by_side([*runs], base, split, self.metric)
         return replace(made, notes=(*made.notes, "Not tuned: each method has the settings it was given."))
 
@@ -207,12 +207,12 @@ class _Question:
                 self.tell(notes[-1])
                 self.total -= trials * tuning + seeds - (self.done - before)
         finals = {
-            self.home / f"{name}-s{seed}": (name, f"{name}, seed {seed}", self._recipe(changes, seed))
+            self.home / f"{name}-s{seed}": (f"{name}, seed {seed}", self._recipe(changes, seed))
             for name, changes in chosen.items()
             for seed in self.seeds
         }
         self._ahead(finals)
-        folders = [self._run(label, recipe, place) for place, (_, label, recipe) in finals.items()]
+        folders = [self._run(label, recipe, place) for place, (label, recipe) in finals.items()]
         comparison = put_side_by_side(folders, None, split, self.metric)
         columns = dict(zip(chosen, comparison.columns, strict=True))
         best = None
@@ -248,12 +248,14 @@ class _Question:
                 for seed in seeds
                 if tune.key(trial) not in values
             }
-            said = {place: f"{name} with {tune.described(trial)}, seed {seed}" for place, (trial, seed) in new.items()}
-            runs = {place: (name, said[place], of(*one)) for place, one in new.items()}
+            runs = {
+                place: (f"{name} with {tune.described(trial)}, seed {seed}", of(trial, seed))
+                for place, (trial, seed) in new.items()
+            }
             if self.done:
                 self._ahead(runs)
             for place, (trial, seed) in new.items():
-                values.setdefault(tune.key(trial), {})[seed] = measured(place, *runs[place][1:])
+                values.setdefault(tune.key(trial), {})[seed] = measured(place, *runs[place])
                 if self.done == 1:  # the first run of all showed alone that nothing is wrong
                     self._ahead(runs)
             return tune.scored(values, rows)
@@ -336,18 +338,19 @@ class _Question:
         left = clock(spent / self.done * max(0, self.total - self.done))
         self.tell(f"[{self.done}/{self.total}] {label}; {clock(spent)} spent, about {left} left")
 
-    def _ahead(self, runs: Mapping[Path, tuple[str, str, Recipe]]) -> None:
-        """Run what is missing of folder -> (method, label, recipe), several at once; `_run` repeats what fails."""
+    def _ahead(self, runs: Mapping[Path, tuple[str, Recipe]]) -> None:
+        """Run what is missing of folder -> (label, recipe), several at once; `_run` repeats what fails."""
         if self.jobs == 1 or isinstance(self.what, Federation):
             return
         todo: dict[Place, Recipe] = {}
         needs: dict[Place, int] = {}
-        for folder, (name, label, recipe) in runs.items():
+        for folder, (label, recipe) in runs.items():
             with tune.stored(label):
                 if is_over(folder) or recipe.model.is_held or recipe.method.is_held:
                     continue
             place = Place(str(folder.relative_to(self.home)), label)
-            needs[place] = self.needs[name] = self.needs.get(name) or bytes_of(recipe)
+            method = recipe.method.name
+            needs[place] = self.needs[method] = self.needs.get(method) or bytes_of(recipe)
             todo[place] = recipe
         if len(todo) > 1:
             run_at_once(todo, self.home, needs, _Ahead(self), Outcome(), self.jobs)
