@@ -219,7 +219,7 @@ def draft(
 def split_in(table: Table, used: Collection[str | None]) -> str | None:
     """Return the first column, none of `used`, whose cells are all names of parts, with train and test among them."""
     for column in (table.column(name) for name in map(str, table.frame) if name not in used):
-        if column.series.dtype.kind in "iuf":
+        if column.is_stored_as_numbers:
             continue
         parts = {PARTS.get(text.strip().casefold()) for text in column.distinct[: len(PARTS) + 1]}
         if parts in ({0, 2}, {0, 1, 2}) and column.present.all():
@@ -378,9 +378,8 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         return None, "it has dates or times; make a number of it, such as an age or days since admission"
     strange, whole = column.not_numbers, False
     values = column.numbers[~np.isnan(column.numbers)]
-    numeric = column.series.dtype.kind in "iuf"
+    numeric = column.is_stored_as_numbers or (not strange and len(column.distinct) > 0)
     distinct = 0 if numeric else len(column.distinct)
-    numeric = numeric or (not strange and distinct > 0)
     if numeric:
         if np.isinf(values).any():
             infinite = text_of(values[np.isinf(values)][0])

@@ -200,7 +200,7 @@ def found_in(column: Column, base: Path, is_map: bool = False) -> list[Path | No
     absent = [file for file, known in zip(wanted, found, strict=True) if file and not known]
     stems = grouped((file.parent, stem_of(file.name)) for file in absent if is_map or not ending(file.name))
     beside = {folder: by_stem(folder, {*own}, is_map) for folder, own in stems.items()}
-    if column.series.dtype.kind in "iuf":
+    if column.is_stored_as_numbers:
         for folder, files in beside.items():
             beside[folder] = _numbered(folder, files) | files
     pairs = zip(wanted, found, strict=True)

@@ -415,6 +415,16 @@ class Column:
         raise DataError(f"{self.where}: {problem}")
 
     @property
+    def is_stored_as_numbers(self) -> bool:
+        """Return whether pandas stores the cells as numbers."""
+        return self.series.dtype.kind in "iuf"
+
+    @property
+    def _is_numpy(self) -> bool:
+        """Return whether they are numbers as numpy has them, without pandas' own missing value."""
+        return self.is_stored_as_numbers and not hasattr(self.series.dtype, "na_value")
+
+    @property
     def numeric_codes(self) -> list[float]:
         """The numbers among the codes that mean missing."""
         return [number for code in self.codes if (number := number_of(code)) is not None]
@@ -424,10 +434,9 @@ class Column:
         """Return whether the cells are dates or times."""
         if self.series.dtype.kind in "mM":
             return True
-        is_number = self.series.dtype.kind in "iuf"
-        if is_number and not self.series.max() >= 1900_01_01:
+        if self.is_stored_as_numbers and not self.series.max() >= 1900_01_01:
             return False
-        looks = _DAY if is_number else _DATE
+        looks = _DAY if self.is_stored_as_numbers else _DATE
         some = [text_of(cell) for cell in self.series.dropna().unique()[:100]]
         some = [text for text in some if text not in self.codes]
         return bool(some) and sum(looks.fullmatch(text) is not None for text in some) > 0.9 * len(some)
@@ -458,8 +467,7 @@ class Column:
     def _texts(self) -> tuple[Array, list[str]]:
         from pandas import factorize
 
-        plain = self.series.dtype.kind in "iuf" and not hasattr(self.series.dtype, "na_value")
-        index, cells = factorize(self.series if plain else self.series.astype(object), use_na_sentinel=True)
+        index, cells = factorize(self.series if self._is_numpy else self.series.astype(object), use_na_sentinel=True)
         texts = [text_of(cell) for cell in cells]
         if not self.unclear and any(map(_is_decimal, texts)) and not any(map(_POINT.fullmatch, texts)):
             # 1,0 is the class 1, as 1.0 is in another site's file
@@ -484,7 +492,7 @@ class Column:
     def has(self, code: Code) -> bool:
         """Return whether a cell is `code`."""
         text = text_of(code)
-        if self.series.dtype.kind in "iuf":
+        if self.is_stored_as_numbers:
             return (number := number_of(text)) is not None and bool((self.series == number).any())
         return any(text_of(cell) == text for cell in self.series.unique())
 
@@ -504,7 +512,7 @@ class Column:
     def _numbers(self) -> tuple[Array, list[str]]:
         if self.unclear:
             self.fail(self.unclear)
-        if self.series.dtype.kind in "iuf" and not hasattr(self.series.dtype, "na_value"):
+        if self._is_numpy:
             values = self.series.to_numpy(np.float64)
             codes = self.numeric_codes
             return (np.where(np.isin(values, codes), np.nan, values) if codes else values), []
@@ -549,7 +557,7 @@ class Column:
     @property
     def present(self) -> Array:
         """Return which rows have a value (N, bool)."""
-        return self.index >= 0 if self.series.dtype.kind not in "iuf" else ~np.isnan(self.numbers)
+        return ~np.isnan(self.numbers) if self.is_stored_as_numbers else self.index >= 0
 
     def code(self, rows: Array | slice = slice(None)) -> tuple[int, str] | None:
         """Return a number that looks like a code for missing among some rows, and how it stands out; else None."""
