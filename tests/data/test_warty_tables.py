@@ -62,6 +62,10 @@ RUNS = ""
 GOOD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]]] = {
     "a byte order mark": ("\ufeff" + text(rows()), RUNS),
     "semicolons and decimal commas": (text(rows(), sep=";").replace(".", ","), "age (number), dose (number)"),
+    "Windows in Western Europe": (
+        text(rows(90, ("Zürich", "Genève", "Bern")), sep=";").replace(".", ",").encode("cp1252"),
+        "t.csv: it is not in UTF-8 and is read as Windows-1252 (Western Europe); if letters are wrong, save it as CSV",
+    ),
     "a separator in the first line": ("sep=;\n" + text(rows(), sep=";"), RUNS),
     "tabs": (text(rows(), sep="\t"), RUNS),
     "lines of Windows": (text(rows(), end="\r\n"), RUNS),
@@ -206,7 +210,10 @@ GOOD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...
 BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]]] = {
     "nothing": ("", "cannot be read as a .csv file (it is empty)"),
     "names alone": (",".join(HEAD) + "\n", "no row found, expected a line of names and one line per example"),
-    "another encoding": (text(rows(90, ("Zürich", "b"))).encode("latin-1"), "save it as CSV in UTF-8"),
+    "another encoding": (text(rows(90, ("Москва", "b"))).encode("cp1251"),
+                         "'Ìîñê' found, letters of another encoding; save it as CSV in UTF-8"),
+    "an encoding of old": (text(rows(90, ("Zürich", "b"))).encode("cp850"),
+                           "'\ufffd' found, letters of another encoding; save it as CSV in UTF-8"),
     "what is no text": (b"\x89PNG\r\n\x1a\n\x00\xff" * 40, "save it as CSV in UTF-8"),
     "a line of more cells": (text(rows()) + "north,1,2,a,1,9\n", "line 92: expected 5 cells like the first line"),
     "a line of fewer cells": (text(rows()) + "north,1\n", "line 92: expected 5 cells like the first line, found 2"),

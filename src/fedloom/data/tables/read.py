@@ -51,6 +51,11 @@ _DAY = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])")
 _POINTS = re.compile(r"^\s*(\d\d?)\.(\d\d?)\.(\d{4})\b")
 """A date with points: the day stands first in every country."""
 _ZIP = b"PK\x03\x04"
+_UTF8, _WESTERN = "utf-8-sig", "cp1252"
+"""The encodings of CSV files: the second is that of Windows in Western Europe, in which spreadsheets there save."""
+_FOREIGN = re.compile(r"[\u00c0-\u00ff]{4}|\ufffd")
+"""Four accented letters in a row are in no word of these languages, and what it lacks is replaced by the last."""
+_AS_UTF8 = "save it as CSV in UTF-8 or as .xlsx"
 _YES = {"y", "yes", "true", "t", "ja", "oui", "si", "sí", "1"}
 _NO = {"n", "no", "false", "f", "nein", "non", "0"}
 
@@ -277,8 +282,15 @@ def _file(path: Path, texts: Collection[str]) -> tuple[dict[str, pandas.DataFram
         with parsing(f"{path} cannot be read as a Stata file"):
             return {"": pandas.read_stata(path)}, ()
     with parsing(f"{path} cannot be read as a .csv file"):
-        names, separator, skipped = _head(path)
-        plain: dict[str, Any] = {"index_col": False, "encoding": "utf-8-sig", "low_memory": False}
+        encoding, note = _UTF8, ""
+        try:
+            names, separator, skipped = _head(path, encoding)
+        except UnicodeDecodeError:
+            encoding = _WESTERN
+            names, separator, skipped = _head(path, encoding)
+            read_as = "it is not in UTF-8 and is read as Windows-1252 (Western Europe)"
+            note = f"{path.name}: {read_as}; if letters are wrong, save it as CSV in UTF-8"
+        plain: dict[str, Any] = {"index_col": False, "encoding": encoding, "low_memory": False}
         cells: dict[str, Any] = {"na_values": list(_MISSING), "keep_default_na": False, "skipinitialspace": True}
         cells["dtype"] = dict.fromkeys(texts, str)
         settings = {"sep": separator, "header": 0, "skiprows": skipped, "names": names, **plain, **cells}
@@ -293,25 +305,23 @@ def _file(path: Path, texts: Collection[str]) -> tuple[dict[str, pandas.DataFram
         some = [name for name in real if _may_be_grouped(frame[name].to_numpy())]
         cells_of = pandas.read_csv(path, **settings | {"dtype": str, "usecols": some}) if some else frame[[]]
         sayings = (_point_in(name, column.dropna().unique()) for name, column in cells_of.items())
-        return {"": frame}, tuple(filter(None, sayings))
+        return {"": frame}, tuple(filter(None, (note, *sayings)))
 
 
-def _head(path: Path) -> tuple[list[str], str, int]:
+def _head(path: Path, encoding: str) -> tuple[list[str], str, int]:
     """Return the names of a CSV file's columns, its separator, and how many lines stand above the names. Raises
-    ValueError where a line has other cells, which pandas would fill up or cut."""
+    ValueError where a line has other cells, which pandas would fill up or cut, and for another encoding."""
     with path.open("rb") as file:
         if file.read(4) == _ZIP:
             raise ValueError("it is an Excel file or a ZIP archive; save its table as CSV in UTF-8, or name it .xlsx")
-    with opener(path)(path, "rt", encoding="utf-8-sig", newline="") as file:
-        try:
-            first = file.readline()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{error}; save it as CSV in UTF-8 or as .xlsx") from None
+    errors = "replace" if encoding == _WESTERN else "strict"
+    with opener(path)(path, "rt", encoding=encoding, errors=errors, newline="") as file:
+        first = file.readline()
         stated = re.fullmatch(r"sep=(.)\s*", first)  # a line that spreadsheets write
         separator = stated[1] if stated else max(",;\t|", key=re.sub(r'"[^"]*"', "", first).count)
         if not stated:
             file.seek(0)
-        lines = csv.reader(_plain(file), delimiter=separator, strict=True, skipinitialspace=True)
+        lines = csv.reader(_plain(file, encoding), delimiter=separator, strict=True, skipinitialspace=True)
         read = 0
         try:
             head = next((line for line in lines if line), [])
@@ -332,15 +342,14 @@ def _head(path: Path) -> tuple[list[str], str, int]:
     return names_of(head), separator, int(bool(stated))
 
 
-def _plain(file: Iterable[str]) -> Iterator[str]:
-    """Yield a file's lines. Raises ValueError for a NUL byte, which pandas would skip, and for other encodings."""
-    try:
-        for line in file:
-            if "\0" in line:
-                raise ValueError("there is a NUL byte in it; save it as CSV in UTF-8 or as .xlsx")
-            yield line
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{error}; save it as CSV in UTF-8 or as .xlsx") from None
+def _plain(file: Iterable[str], encoding: str) -> Iterator[str]:
+    """Yield a file's lines. Raises ValueError for a NUL byte, which pandas would skip, and for another encoding."""
+    for line in file:
+        if "\0" in line:
+            raise ValueError(f"there is a NUL byte in it; {_AS_UTF8}")
+        if encoding == _WESTERN and (wrong := _FOREIGN.search(line)):
+            raise ValueError(f"{wrong[0]!r} found, letters of another encoding; {_AS_UTF8}")
+        yield line
 
 
 def text_of(value: Any) -> str:
