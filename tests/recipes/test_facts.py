@@ -1,7 +1,7 @@
 """Packaged recipes and grids have the values of each paper's text, and a release differs in named keys only.
 
 The values are in tests/facts, one file per paper: of recipes by their key, of the `grids` their seeds and cells by
-base and key, and the `defaults` of add-ons and kinds of tasks, which stand in no recipe.
+base or add-on and key, and the `defaults` of add-ons, kinds of tasks and augmentation, which stand in no recipe.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from fedloom.core.settings.section import value_at
+from fedloom.data.prepare import Augment
 from fedloom.federation.recipes import load, names
 from fedloom.methods import ADDONS
 from fedloom.models.tasks.dense import KINDS
@@ -65,7 +66,7 @@ def test_cells_have_the_values_of_the_text(grid: str) -> None:
     assert list(load_grid(grid).seeds) == facts.pop("seeds", list(load_grid(grid).seeds))
     for cell, recipe in recipes(load_grid(grid, ["seeds=[0]"])).items():
         for base, values in facts.items():
-            if fnmatch(cell.base, base):
+            if fnmatch(cell.base, base) or fnmatch(cell.addon, base):
                 used.add(base)
                 found = {key: value_at(recipe.model_dump(mode="json"), key) for key in values}
                 assert [key for key, fact in values.items() if not stated(fact, found[key])] == [], (cell, found)
@@ -76,6 +77,8 @@ def test_cells_have_the_values_of_the_text(grid: str) -> None:
 def test_defaults_have_the_values_of_the_text(name: str) -> None:
     if name in ADDONS:
         found = {key: ADDONS.entries[name].params.model_fields[key].default for key in DEFAULTS[name]}
+    elif name == "augment":
+        found = Augment().model_dump(mode="json", include=set(DEFAULTS[name]))
     else:
         found = {key: getattr(KINDS[name], key) for key in DEFAULTS[name]}
     assert found == DEFAULTS[name]
