@@ -63,6 +63,16 @@ def test_a_smaller_rank_is_cheaper_and_the_frozen_weights_are_not_sent() -> None
     assert less.bytes_up < same.bytes_up < same.bytes_down / 3
 
 
+@low_rank
+def test_frozen_parameters_are_counted_apart() -> None:
+    """Beside low-rank factors the whole encoder is frozen: 4 bytes for each of its parameters."""
+    planned, whole = (plan(load_recipe(model)) for model in (LORA, LORA.replace(", lora: {rank: 2}", "")))
+    frozen = planned.parameters["frozen"]
+    assert planned.memory["frozen parameters (per worker)"] == 4 * frozen
+    assert frozen == sum(whole.parameters.values()) - whole.parameters["head"]
+    assert "frozen" not in whole.parameters
+
+
 def test_show_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     change = "method={name: fedavg, codec: sparse}"
     show("digits-tasks", [change])
