@@ -181,37 +181,31 @@ class Method(Checked):
     def __post_init__(self) -> None:
         """Raise ValueError for a method that could not work or would silently do nothing."""
         super().__post_init__()
-        if self.edge.traits.kind != "row" or self.edge.traits.reduces:
-            raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot run at the client (edge)")
-        if not isinstance(self.edge, Identity) and self.shares_nothing:
-            raise ValueError(f"{self.name}: {self.edge!r} would have no effect, because everything is private")
-        if self.shares_nothing and not isinstance(self.stage, Identity) and not self.stage.traits.broadcasts:
-            raise ValueError(f"{self.name}: {self.stage} would have no effect, because everything is private")
-        lost = sorted(f for f in self.edge.traits.writes - {"X"} if not f.startswith("extra:"))
-        if lost:
-            raise ValueError(
-                f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which the client does not send"
-            )
-        for why in self.turn.refused(self):
+        for why in self._problems():
             raise ValueError(f"{self.name}: {why}")
+
+    def _problems(self) -> Iterator[str]:
+        """Yield why the method could not work, in sentences."""
+        edge, stage = self.edge.traits, self.stage.traits
+        if edge.kind != "row" or edge.reduces:
+            yield f"{self.edge!r} compares rows, so it cannot run at the client (edge)"
+        if not isinstance(self.edge, Identity) and self.shares_nothing:
+            yield f"{self.edge!r} would have no effect, because everything is private"
+        if self.shares_nothing and not isinstance(self.stage, Identity) and not stage.broadcasts:
+            yield f"{self.stage} would have no effect, because everything is private"
+        if lost := sorted(f for f in edge.writes - {"X"} if not f.startswith("extra:")):
+            yield f"{self.edge!r} writes {lost[0]!r} at the client (edge), which the client does not send"
+        yield from self.turn.refused(self)
         check_closed([self.edge, self.stage], self.name)
-        alone = sorted(f for f in self.edge.traits.reads if f == "base" or f.startswith("auxiliary:"))
-        if alone:
-            raise ValueError(f"{self.name}: {self.edge!r} reads {alone[0]!r}, which exists only at the server")
-        provided = PROVIDED.union(*(rule.provides for rule in self.rules))
-        missing = {
-            f for f in self.edge.traits.reads | self.stage.traits.reads if f.startswith(("extra:", "auxiliary:"))
-        } - provided
-        missing -= self.edge.traits.writes
-        if missing:
-            raise ValueError(
-                f"{self.name}: {self.stage} reads {', '.join(sorted(missing))}, which no local rule provides"
-            )
+        if alone := sorted(f for f in edge.reads if f == "base" or f.startswith("auxiliary:")):
+            yield f"{self.edge!r} reads {alone[0]!r}, which exists only at the server"
+        provided = PROVIDED.union(edge.writes, *(rule.provides for rule in self.rules))
+        beside = {f for f in edge.reads | stage.reads if f.startswith(("extra:", "auxiliary:"))}
+        if missing := sorted(beside - provided):
+            yield f"{self.stage} reads {', '.join(missing)}, which no local rule provides"
         for rule in self.rules:
-            if unheard := sorted(rule.needs - self.stage.traits.broadcasts):
-                raise ValueError(
-                    f"{self.name}: {rule!r} needs {', '.join(unheard)}, which no stage at the server broadcasts"
-                )
+            if unheard := sorted(rule.needs - stage.broadcasts):
+                yield f"{rule!r} needs {', '.join(unheard)}, which no stage at the server broadcasts"
 
     def plus(self, stage: Stage, at: Literal["edge", "server"] = "edge") -> Method:
         """Return the method with one more stage, added to its name: 'fedavg + TopMagnitude(rho=0.3)'.

@@ -50,9 +50,9 @@ class AddOns(Registry):
     """
 
     def of(self, name: str, thing: Any, source: str = "", package: str = "") -> Registered:
-        if not (isclass(thing) and hasattr(thing, "traits")):
-            return super().of(name, thing, source, package)
         entry = super().of(name, thing, source, package)
+        if not (isclass(thing) and hasattr(thing, "traits")):
+            return entry
 
         def added(method: Method, *, at: Literal["edge", "server"] | None = None, **params: Any) -> Method:
             stage = entry.make(**params)
