@@ -38,12 +38,10 @@ class ControlVariates(Stage):
         return {client: {"control": state["control"]} for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        layout, k = updates.layout, len(updates)
-        present = [k] * len(layout.blocks) if updates.present is None else updates.present.sum(dim=0).tolist()
-        change = updates.auxiliary["control"].sum(dim=0)
-        for block, s, here in zip(layout.blocks, layout.slices, present, strict=True):
+        layout, change = updates.layout, updates.auxiliary["control"].sum(dim=0)
+        for block, s, here in zip(layout.blocks, layout.slices, updates.has.sum(dim=0).tolist(), strict=True):
             change[s] /= ctx.trainers(block.task, here)
-        return updates, {"control": state["control"] + columns_here().join(updates.layout, change)}
+        return updates, {"control": state["control"] + columns_here().join(layout, change)}
 
 
 @dataclass(frozen=True)

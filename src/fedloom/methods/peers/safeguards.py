@@ -76,7 +76,7 @@ def conflict_averse_mix(
     G = gram(Updates.of(X))
     lengths = G.diagonal().clamp(min=0).sqrt()
     if safeguards.normalise is not None:
-        factors = equalising(lengths, at) if safeguards.normalise == "own-norm" else equalising(lengths, to=1.0)
+        factors = equalising(lengths, at, 1.0 if safeguards.normalise == "unit-norm" else None)
         if bool((factors != 1).any()):
             acted["normalise"] = dict(zip(here, factors.tolist(), strict=True))
     if safeguards.clip is not None:

@@ -32,11 +32,17 @@ def squared_distances(G: Tensor) -> Tensor:
 
 
 def krum_order(G: Tensor, f: int) -> Tensor:
-    """Return positions of the rows (K), the one with the least sum of squared distances to its K - f nearest rows,
-    itself
-    among them, first; ties by position."""
+    """Return positions (K) in order of the rows' sums of squared distances to their K - f nearest rows, themselves among
+    them; ties by position."""
     scores = squared_distances(G).sort(dim=1).values[:, : len(G) - f].sum(1)
     return scores.argsort(stable=True)
+
+
+def mean_of(G: Tensor, positions: Tensor) -> Tensor:
+    """Return W (K x K) that replaces every row by the mean of those at these positions."""
+    W = torch.zeros_like(G)
+    W[:, positions] = 1 / len(positions)
+    return W
 
 
 def nearest(G: Tensor, count: int) -> Tensor:
@@ -235,9 +241,7 @@ class Krum(ByGram):
     """The row that is nearest to its K - f nearest rows, for every row (Blanchard et al., NeurIPS 2017)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        W = torch.zeros_like(G)
-        W[:, krum_order(G, f)[0]] = 1.0
-        return W
+        return mean_of(G, krum_order(G, f)[:1])
 
 
 @dataclass(frozen=True)
@@ -245,9 +249,7 @@ class MultiKrum(ByGram):
     """The mean of the K - f rows with the best Krum scores, for every row (Blanchard et al., NeurIPS 2017)."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
-        W = torch.zeros_like(G)
-        W[:, krum_order(G, f)[: len(G) - f]] = 1 / (len(G) - f)
-        return W
+        return mean_of(G, krum_order(G, f)[: len(G) - f])
 
 
 @dataclass(frozen=True)
@@ -275,9 +277,7 @@ class MinimumDiameter(ByGram):
         widest = torch.zeros(len(sets), dtype=G.dtype)
         for i, j in combinations(sets.unbind(1), 2):
             widest = torch.maximum(widest, D[i, j])
-        W = torch.zeros_like(G)
-        W[:, sets[widest.argmin()]] = 1 / (len(G) - f)
-        return W
+        return mean_of(G, sets[widest.argmin()])
 
 
 _SETS = 100_000  # the most sets of rows that `MinimumDiameter` tries: 20 rows with f = 7 have 77,520
