@@ -102,14 +102,9 @@ SIZES = 0.1
 class PrivateClusters(ChosenClusters):
     """`ChosenClusters` whose models are moved by private means, of at least `least` clients by what is known of sizes.
 
-    s_j = #{k: j_k = j} + z / sqrt(0.1) g_j;  u_j = (sum_k counted in j of clipped rows + z / sqrt(0.9) clip g) / m_j.
-
-    A client counts in one size and one sum, by at most 1 and `clip`, so both together cost what one `PrivateMean` of
-    noise z costs (composition in Gaussian differential privacy: Dong, Roth, Su, JRSS B 2022). Where s_j < `least`,
-    clients of clusters with more are lent, each by a draw of its own whose probability follows from the sizes alone: a
-    client more or less moves no other one. m_j is the size that is then expected, at least `least`: the least size
-    holds for the divisor, and in the mean for the clients. Rows are clipped here, relative to the model that their
-    client chose.
+    The method `rr-cluster` has the equations. A client counts in one size and one sum, by at most 1 and `clip`, so both
+    together cost what one `PrivateMean` of noise z costs (composition in Gaussian differential privacy: Dong, Roth, Su,
+    JRSS B 2022). Rows are clipped here, relative to the model that their client chose.
     """
 
     stage: PrivateMean = PrivateMean(1.0, 1.0)

@@ -83,11 +83,9 @@ def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
 
 @dataclass(frozen=True)
 class SimilarGroups(settings.SimilarGroupsSettings, Stage):
-    """Means of groups: each row gets the mean of the trained models in its group, regrouped every round (MaT-FL).
+    """Means of groups: each row gets the mean of the trained models in its group, regrouped every round; see `matfl`.
 
-    Groups come from average linkage on the cosine distance of the models minus their mean ("centred-weights") or of the
-    updates ("update"). `soft` instead weighs all models by relu(cosine + threshold). The mean is weighted by `weight`.
-    With as many groups as rows every client stays alone, bit for bit; one group is the mean of all models.
+    The mean is weighted by `weight`. With as many groups as rows every client stays alone, bit for bit.
     """
 
     traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True, presence="coupled")
@@ -215,9 +213,8 @@ def cosine_mixing(G: Tensor, tau: float) -> Tensor:
 class CosineMix(settings.CosineMixSettings, Stage):
     """Every trained model w = base + X becomes sum_j W_kj w_j, W_k = softmax over j of cos(w_k, w_j) / tau.
 
-    Similarity compares the models, not the updates (FDSE, CVPR 2025, tensor by tensor), in the blocks that they have. A
-    small tau mixes only similar models; a large one makes all equal. A zero model has cosine 0 with all others. Only
-    participants are mixed, and weights play no part.
+    Models are compared in the blocks that they have. A zero model has cosine 0 with all others. Only participants are
+    mixed, and weights play no part. See `fdse`.
     """
 
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="row")
@@ -231,11 +228,9 @@ class CosineMix(settings.CosineMixSettings, Stage):
 
 @dataclass(frozen=True)
 class TaskLeaders(settings.TaskLeadersSettings, Stage):
-    """One model per group of clients with equal tasks; group leaders exchange updates (ColNet, Feng et al., 2025).
+    """One model per group of clients with equal tasks; group leaders exchange updates; see `colnet`.
 
-    With v_g and Delta_g the uniform means of a group's models before the round and of its updates, all clients in g end
-    at v_g + Delta_g + alpha U(Delta_1 .. Delta_G). U is the conflict-averse update of `conflict_averse_mix`; it is left
-    out if there is only one group. `safeguards` are those of `fedloom.peers`.
+    U is that of `conflict_averse_mix`; it is left out if there is only one group. `safeguards`: see `fedloom.peers`.
     """
 
     safeguards: Safeguards = Safeguards(clip=None, ridge=None, ema=None)
@@ -264,11 +259,7 @@ class TaskLeaders(settings.TaskLeadersSettings, Stage):
 
 @dataclass(frozen=True)
 class SingleTaskModels(settings.SingleTaskModelsSettings, Stage):
-    """Each row gets the mean of the models of its tasks; that of task t is a mean of all trained models (FedPMT).
-
-    theta_t = sum_j a_jt w_j (base_j + X_j) / sum_j a_jt w_j, a_jt being 1 for rows that hold t and `attenuation` for
-    others, w_j the `weight`. So 1 gives one model for all, and with 0 rows without a common task are never mixed.
-    """
+    """Each row gets the mean of its tasks' models; that of a task is a mean of all trained models; see `fedpmt`."""
 
     traits = Traits("mix", reads={"X", "base", "weight", "extra:tasks"}, presence="row")
 
@@ -293,9 +284,9 @@ def agreement(updates: Updates, direction: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HistoryAttention(settings.HistoryAttentionSettings, Aggregation):
-    """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`; H is the mean of past results.
+    """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`, whose past results H averages.
 
-    H <- beta H + (1 - beta) u, an exponential mean of `stage`'s results u. In the first round rows pass bit for bit.
+    See `fedbone`. In the first round rows pass bit for bit.
     """
 
     heading = "rows weighed by attention on past updates, beta {beta}, temperature {temperature}"

@@ -198,13 +198,9 @@ class ChosenClusters(Aggregation):
 
 @dataclass(frozen=True)
 class MergedModels(Aggregation):
-    """Keeps `count` models theta_j, and for each client weights w_k of their mix, its model m_k, which it learns
-    (FedMerge).
+    """Keeps `count` models, and for each client weights of their mix, its model, which it learns; see `fedmerge`.
 
-    m_k = sum_j w_kj theta_j, w_k = softmax(v_k), v_k = 0 at first. A row is the negative gradient at m_k: v_k moves
-    against w_kj <theta_j - m_k, -X_k> p_k, p_k the share of `weight`, so that the largest change of a round is `step`;
-    then theta_j moves by `stage` with the weights w_kj `weight`_k. The first round has one model for all, with `stage`;
-    then the models part (see `first_models`), shifted so that their mean is that model.
+    A model moves by `stage`, with the weights of the mixes times `weight`.
     """
 
     heading = "in each of {count} models, by the share that a client's mix has of it (learned, step {step}; first from "
@@ -257,11 +253,9 @@ class MergedModels(Aggregation):
 
 @dataclass(frozen=True)
 class SoftClusters(Identity):
-    """Keeps `count` models c_s, each a mean of the clients' own models, and broadcasts all of them (FedSoft).
+    """Keeps `count` models, each a mean of the clients' own models, and broadcasts all of them; see `fedsoft`.
 
-    c_s = sum_k v_ks w_k over the participants, v_ks proportional to u_ks `weight`_k, with the client's share u_ks of
-    model s in the extra "shareS". A model whose shares are all at most `floor` stays as it is. The models part after
-    the first round (see `first_models`).
+    A client's share of model s is the extra "shareS". A model whose shares are all at most `floor` stays as it is.
     """
 
     count: Count = 2
@@ -350,11 +344,10 @@ class BestCluster(_OfModels):
 
 @dataclass(frozen=True)
 class DrawnCluster(_OfModels):
-    """Trains one broadcast model, another one in each round, on the examples that it fits best of all models (FedSPD).
+    """Trains one broadcast model, drawn anew in each round, on the examples that it fits best of all; see `fedspd`.
 
-    It draws uniformly among the models that fit at least `least` of the client's training examples best, or else takes
-    the one that fits most. Sends its number, and the share of the examples that each model fits best. Without models it
-    trains on all examples and sends -1, with equal shares.
+    Sends its number, and the share of the examples that each model fits best. Without models it trains on all examples
+    and sends -1, with equal shares.
     """
 
     least: int = 10
@@ -381,10 +374,9 @@ class DrawnCluster(_OfModels):
 
 @dataclass(frozen=True)
 class SoftAnchors(_OfModels):
-    """Adds (lam/2) sum_s u_s |y - c_s|^2 to the loss, c_s being the broadcast models; sends the shares u_s (FedSoft).
+    """Adds (lam/2) sum_s u_s |y - c_s|^2 to the loss, c_s the broadcast models; sends the shares u_s; see `fedsoft`.
 
-    u_s is the share of the client's training examples for which c_s has the smallest loss, at least `floor`. It is
-    computed anew in every `every`-th round in which the client takes part and receives models.
+    Only rounds in which the client receives models count for `every`.
     """
 
     lam: float = 0.1

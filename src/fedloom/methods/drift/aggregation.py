@@ -23,11 +23,7 @@ from fedloom.training.rules import LocalRule, View
 
 @dataclass(frozen=True)
 class ControlVariates(Stage):
-    """Keeps c, the mean of the control variates of all clients that train a block, and broadcasts it (SCAFFOLD).
-
-    c grows by sum_k (change of c_k) / N over the participants. N counts absent clients too, but for a task's blocks
-    only clients that train this task: only they are corrected, and their corrections c - c_k must cancel out.
-    """
+    """Keeps c, the mean control variate of all clients that train a block, and broadcasts it; see `scaffold`."""
 
     traits = Traits(reads={"X", "auxiliary:control"}, writes={"broadcast:control"}, presence="block", separable=True)
 
@@ -46,11 +42,9 @@ class ControlVariates(Stage):
 
 @dataclass(frozen=True)
 class DualShift(Aggregation):
-    """Adds to a stage's result the mean over all N clients of the sum of their updates so far (FedDyn).
+    """Adds to a stage's result the mean over all N clients of the sum of their updates so far; see `feddyn`.
 
-    h grows by sum_k X_k / N over the participants, as the rows come in, then theta+ = theta + stage(X) + h. Stages
-    added to the method go inside, so that h is made of the rows as they arrive. Where clients lack blocks, N counts for
-    a task's blocks all clients that hold the task, present or absent.
+    Stages added to the method go inside, so that the sum is made of the rows as they arrive.
     """
 
     heading = "plus the mean of all clients' updates so far"
@@ -128,11 +122,9 @@ def common(a: tuple[Columns, ...], b: tuple[Columns, ...]) -> tuple[Columns, ...
 
 @dataclass(frozen=True)
 class ControlVariate(LocalRule):
-    """Adds c - c_k to every gradient; afterwards c_k is the mean of the round's raw gradients (SCAFFOLD).
+    """Adds c - c_k to every gradient; afterwards c_k is the mean of the round's raw gradients; see `scaffold`.
 
-    For plain SGD that mean is option II of the paper, c_k - c + (theta - theta_k) / (tau lr); unlike option II it also
-    holds under momentum, Adam, clipping and schedules. Only parameters that the client trains and shares are corrected:
-    for another task's head c is not zero, but this client has no gradient there.
+    Only parameters that the client trains and shares are corrected.
     """
 
     provides = frozenset({"auxiliary:control"})
@@ -160,10 +152,7 @@ class ControlVariate(LocalRule):
 
 @dataclass(frozen=True)
 class Dual(DualSettings, LocalRule):
-    """Adds alpha <y, h_k> + (alpha/2) |y - base|^2 to the loss; afterwards h_k grows by y - base (FedDyn).
-
-    h_k is the sum of the client's own raw updates, so -alpha h_k is the paper's gradient memory.
-    """
+    """Adds alpha <y, h_k> + (alpha/2) |y - base|^2 to the loss; afterwards h_k grows by y - base; see `feddyn`."""
 
     def init(self, base: Tensor) -> State:
         return {"dual": torch.zeros_like(base)}
@@ -181,12 +170,9 @@ class Dual(DualSettings, LocalRule):
 
 @dataclass(frozen=True)
 class CountedSteps(LocalRule):
-    """Provides a_k: the factors with which local gradients count in the update, summed over the round (FedNova).
+    """Provides a_k: the factors with which local gradients count in the update, summed over the round; see `fednova`.
 
-    Computed by running the optimiser on unit gradients, in units of the round's first learning rate: tau for plain SGD,
-    the accumulated momentum series with momentum, sum of (1 - lr mu)^t with a proximal term, and all of these together
-    with both or with a schedule. Adam's steps have bounded size, so each counts as one, scaled by the schedule.
-    Momentum kept from the round before is not counted.
+    Computed by running the optimiser on unit gradients, in units of the round's first learning rate.
     """
 
     mu: float = 0.0

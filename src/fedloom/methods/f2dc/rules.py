@@ -292,8 +292,7 @@ def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
 class FeatureModules(FeatureModulesSettings, LocalRule):
     """Adds the mean over the attached feature modules of lambda1 L_DFD + lambda2 L_DFC to the loss (F2DC, eqs. 5 to 9).
 
-    `AttachFeatureModules` must have given the model these modules. The wrong label is the most confident wrong class of
-    the main classifier. Clients without a classification task train as if there were no modules.
+    `AttachFeatureModules` must have given the model these modules. Without a classification task nothing is added.
     """
 
     def penalty(self, view: View, state: State) -> Tensor | None:

@@ -89,8 +89,7 @@ def released_consistency(
 class Consistency(ConsistencySettings, LocalRule):
     """Adds lam times FDSE's term to the loss, `consistency` or, with `form` "release", `released_consistency`.
 
-    `Erase` must have given the model its layers. The term starts once the received statistics have counted a batch,
-    that is in round 2; if they never leave a client (buffers local), in the client's second round.
+    `Erase` must have given the model its layers. The term starts once the received statistics have counted a batch.
     """
 
     def begin(self, view: View, state: State) -> State:

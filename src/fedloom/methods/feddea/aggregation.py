@@ -78,9 +78,7 @@ def _edge(x: Tensor, k: int, largest: bool) -> tuple[int, int]:
 class TopMagnitude(TopMagnitudeSettings, Stage):
     """Keep each update's floor(rho d) largest coordinates and rescale them by 1/rho (FedDEA, eq. 2-6).
 
-    d counts the coordinates that the row has. Ties go to the lowest index; at least one coordinate is kept; rho = 1
-    is the identity, bit for bit. `keep` "smallest" and "random" and `rescale=False` are the paper's ablations;
-    `per_block` chooses within each tensor instead of over the whole vector.
+    d counts the coordinates that the row has. See the add-on `feddea`.
     """
 
     @property

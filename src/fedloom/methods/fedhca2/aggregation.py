@@ -251,8 +251,7 @@ def _layer(name: str) -> str:
 class AcrossTasks(Stage):
     """Gives every decoder the plain mean of all decoders' models (not updates), whatever their task.
 
-    This is how the supplement of FedHCA2 adapts FedAvg to clients with different tasks. Decoders and corresponding
-    tensors are those of `HyperCrossAttention`; absent clients keep theirs. Rows stay K.
+    Decoders and corresponding tensors are those of `HyperCrossAttention`. Rows stay K. See the add-on `across-tasks`.
     """
 
     traits = Traits("matrix", reads={"X", "base"}, wants={"support"}, presence="coupled")
@@ -275,11 +274,10 @@ class AcrossTasks(Stage):
 
 @dataclass(frozen=True)
 class AttentionAcrossTasks(Attention):
-    """`Attention` among encoders, and apart from that among decoders, whatever their task (FedHCA2, supplement).
+    """`Attention` among encoders, and apart from that among decoders, whatever their task; see `across-tasks`.
 
-    A decoder's u is a mix of all decoders, by the distances between whole decoders. Decoders are those of
-    `HyperCrossAttention`; they are compared where all their tensors have the same shapes and the same names after the
-    task's. Each client's latest model counts, absent clients' too.
+    Decoders are those of `HyperCrossAttention`; they are compared where all their tensors have the same shapes and the
+    same names after the task's. Each client's latest model counts, absent clients' too.
     """
 
     traits = Traits(writes={"broadcast:anchor"}, wants={"support"}, presence="coupled")

@@ -23,11 +23,9 @@ _A, _B, _W = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer.we
 
 @dataclass(frozen=True)
 class ExactFactors(ExactFactorsSettings, Stage):
-    """The mean, and in each weight W beside factors A and B the residual: scale (sum_k p_k B_k A_k - Bm Am).
+    """The mean, and in each weight beside factors A and B the residual of their mean product; see `fedex-lora`.
 
-    A_k and B_k are a row's factors after its training (base + X), Am and Bm their means by `weight`, so that afterwards
-    W + scale Bm Am is the mean of what the rows had. The products are computed in float64. A layout without such
-    weights gets the mean alone. Singhal, Ponkshe, Vepakomma: FedEx-LoRA, ACL 2025.
+    A row's factors are those after its training (base + X). The products are computed in float64.
     """
 
     traits = Traits("matrix", reads={"X", "weight", "base"}, reduces=True, presence="block")

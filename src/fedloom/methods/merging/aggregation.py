@@ -65,11 +65,7 @@ class ElectedMean(Merging):
 
 @dataclass(frozen=True)
 class ConsensusMask(ConsensusMaskSettings, Merging):
-    """The mean, where at least `least` rows find a coordinate important (TALL masks: Wang et al., ICML 2024).
-
-    Row k finds coordinate i important if |X_ki| >= lam |S_i - X_ki|, S the sum of the rows. A tensor that fewer than
-    `least` rows have asks all of these.
-    """
+    """The mean, where at least `least` rows find a coordinate important; see `consensus`."""
 
     traits = _BY_COLUMN
 
@@ -81,11 +77,7 @@ class ConsensusMask(ConsensusMaskSettings, Merging):
 
 @dataclass(frozen=True)
 class IsotropicMerge(Merging):
-    """The mean with all singular values of a matrix made equal, to their mean (Iso-C: Marczak et al., ICML 2025).
-
-    A tensor of more than two dimensions is a matrix with one row for each output; one of fewer gets the mean. Singular
-    values that are zero, within round-off, stay zero and do not count.
-    """
+    """The mean with all singular values of a matrix made equal, to their mean; see `iso-c`."""
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
         mean = p @ parts

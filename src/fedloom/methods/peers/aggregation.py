@@ -182,12 +182,7 @@ class OnGraph(Stage):
 
 @dataclass(frozen=True)
 class Gossip(OnGraph):
-    """Gossip: every trained model becomes a mean of itself and its neighbours (D-PSGD, Lian et al., NeurIPS 2017).
-
-    w_k <- sum_j W_kj w_j with Metropolis weights on an undirected graph over the present rows, drawn from the run's
-    seed every `every` rounds. W is doubly stochastic, so the mean of the models stays. The original D-PSGD takes the
-    gradient at the model before mixing; here peers train, then mix. On the complete graph all get the plain mean.
-    """
+    """Gossip: every trained model becomes a mean of itself and its neighbours, with Metropolis weights; see `dpsgd`."""
 
     every: Natural = 0
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="coupled")
@@ -201,11 +196,9 @@ class Gossip(OnGraph):
 
 @dataclass(frozen=True)
 class SimilarityMix(SimilarityMixSettings, Stage):
-    """Every trained model becomes a mean of itself and the `top` most similar, by similarity (DFMTL thesis, 4.2-4.3).
+    """Every trained model becomes a mean of itself and the `top` most similar, by similarity; see `dfmtl`.
 
-    Similarity is `alpha` times the overlap of tasks (with equal weights, from the extra "tasks") plus 1 - `alpha` times
-    (cos + 1) / 2 of the updates over the columns that the stage sees; weights are those of
-    `fedloom.peers.soft_weights`. Without the extra only updates count. All peers mix models of the same round.
+    Tasks have equal weights. Without the extra "tasks" only updates count, over the columns that the stage sees.
     """
 
     traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"}, presence="coupled")

@@ -95,9 +95,7 @@ class TaskCovariance(TaskCovarianceSettings, Identity):
     """Broadcasts each client's part of the regulariser tr(W Omega W') (MOCHA, Smith et al., NeurIPS 2017).
 
     Half its gradient at w_k, with the others frozen, is Omega_kk w_k + v_k; relation = Omega_kk and peers = v_k are
-    sent. With `centre`, W are deviations from the clients' mean: raw weights of deep networks that started from the
-    same point are almost equal, and the regulariser would mostly be weight decay. The direction in which centred models
-    cannot differ is left out of Omega.
+    sent. With `centre` the direction in which centred models cannot differ is left out of Omega. See `fedmtl`.
     """
 
     traits = Traits(writes={"broadcast:peers", "broadcast:relation"}, separable=True)
@@ -168,10 +166,9 @@ class TaskCoupling(TaskCouplingSettings, LocalRule):
 
 @dataclass(frozen=True)
 class Envelope(EnvelopeSettings, LocalRule):
-    """Trains theta, the minimiser of F(theta) + (lam/2) |theta - w|^2, and moves w towards it (pFedMe).
+    """Trains theta, the minimiser of F(theta) + (lam/2) |theta - w|^2, and moves w towards it; see `pfedme`.
 
-    Each batch takes `inner` optimiser steps on theta, then w <- w - outer lam (w - theta). The update sent is that of
-    w; theta is the client's personal model and is where the next round's inner steps begin.
+    The update sent is that of w; theta is the client's personal model.
     """
 
     @property

@@ -128,10 +128,7 @@ class ClusteredPrototypes(ClusteredPrototypesSettings, KeepsPrototypes):
 
 @dataclass(frozen=True)
 class TrainedPrototypes(KeepsPrototypes):
-    """One prototype per class, from a generator that is trained on the clients' (FedTGP, `trained_generator`).
-
-    The generator and its batches are drawn from the run's seed. Only classes that some client had so far are broadcast.
-    """
+    """One prototype per class that some client had, from a generator trained on the clients' (`trained_generator`)."""
 
     epochs: Natural = 100
     lr: Positive = 0.01
@@ -157,11 +154,7 @@ class TrainedPrototypes(KeepsPrototypes):
 
 @dataclass(frozen=True)
 class MovingAnchors(MovingAnchorsSettings, KeepsPrototypes):
-    """One anchor per class, random at first, that slowly follows the clients' prototypes (FedSA, `moved_anchors`).
-
-    The first anchors are drawn from the run's seed, once the first prototypes show their number and width. The anchors
-    of all classes are broadcast.
-    """
+    """One anchor per class, all broadcast, that follows the clients' prototypes (`moved_anchors`); see `fedsa`."""
 
     def update(self, before: State | None, prototypes: Sequence[maths.Prototypes], task: str, ctx: Ctx) -> State:
         like = prototypes[0].means

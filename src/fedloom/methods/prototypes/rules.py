@@ -170,8 +170,7 @@ class ClusterContrast(ClusterContrastSettings, LocalRule):
 class SemanticAnchors(CollectPrototypes):
     """Adds FedSA's three terms on the broadcast anchors (`anchor_losses`); provides prototypes of the whole round.
 
-    The margin is the mean gap between neighbouring anchors or between the client's own prototypes of its last round,
-    whichever is larger. State: these prototypes. A task without an anchor for some class gets no term.
+    State: these prototypes, for the margin. A task without an anchor for some class gets no term. See `fedsa`.
     """
 
     last_epoch: bool = False
@@ -277,11 +276,9 @@ class RelaxedContrast(LocalRule):
 
 @dataclass(frozen=True)
 class ModelContrast(ModelContrastSettings, LocalRule):
-    """Adds mu * mean of -log(e^(s_g/T) / (e^(s_g/T) + e^(s_p/T))) to the loss (MOON, eq. 3).
+    """Adds MOON's contrast of the batch's features with those of the received and the client's last model; see `moon`.
 
-    s_g and s_p are cosine similarities of the batch's encoder features with the features of the received model and of
-    the client's own model of its last round. Both models run in eval mode without gradient, with their own buffers. A
-    client's first round has no own model and so no term. State: the last model, parameters and buffers.
+    A client's first round has no term. State: the last model, parameters and buffers.
     """
 
     features = True

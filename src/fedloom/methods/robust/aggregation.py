@@ -32,8 +32,7 @@ def squared_distances(G: Tensor) -> Tensor:
 
 
 def krum_order(G: Tensor, f: int) -> Tensor:
-    """Return positions (K) in order of the rows' sums of squared distances to their K - f nearest rows, themselves among
-    them; ties by position."""
+    """Return positions (K) by each row's sum of squared distances to its K - f nearest rows, itself among them."""
     scores = squared_distances(G).sort(dim=1).values[:, : len(G) - f].sum(1)
     return scores.argsort(stable=True)
 
