@@ -122,10 +122,8 @@ class SimilarGroups(settings.SimilarGroupsSettings, Stage):
 class SplittingClusters(Aggregation):
     """One model for all, then one per cluster: a cluster whose members' updates conflict is split in two (CFL).
 
-    A cluster with norms |mean X| < eps1 and max |X_k| > eps2 is split, from round `start` + 1 on, if it has more than
-    two members and all of them are present, into the parts of `bipartition`. With `relative` both thresholds are
-    multiples of the mean norm in the first round. Then `stage` runs in each cluster, and all members get its result,
-    absent ones too. Before the first split there is one row for everyone.
+    The method `cfl` says when; the parts are those of `bipartition`. Then `stage` runs in each cluster, and all members
+    get its result, absent ones too. Before the first split there is one row for everyone.
     """
 
     eps1: float = 0.2

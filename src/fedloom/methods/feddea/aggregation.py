@@ -131,11 +131,9 @@ _COLUMNS = 1 << 18
 class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
     """Record which dimensions each row activates: its floor(rho d) largest in magnitude. Every row passes as it is.
 
-    Two records a round, for two choices of the d columns: "encoder", all blocks of the encoder, and "all". The second
-    is what FedDEA selects from, but every row is exactly zero on other tasks' decoders and heads, so those parts are
-    disjoint whatever the tasks have in common; the encoder is the fair comparison. A coordinate that is exactly zero or
-    that a row lacks is never activated. Without an encoder (for example with one unnamed block) there is only "all"; if
-    the encoder is everything, there is only "encoder".
+    Two records a round, for two choices of the d columns: "encoder", all blocks of the encoder, and "all", what FedDEA
+    selects from; without an encoder only the second, and only the first if the encoder is everything. A coordinate that
+    is exactly zero or that a row lacks is never activated.
 
     Fields of a record: scope, rho, columns (d), rows (names); for blocks, in order: blocks (names), parts, sizes
     (columns), active (rows x blocks: how many activated dimensions lie in the block); for pairs of rows, in order
@@ -203,12 +201,11 @@ class ActivatedDimensions(ActivatedDimensionsSettings, Stage):
 
 def agreement(size: int, counts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
     """Return overlap, expected overlap and Jaccard of pairs of sets among `size` things, from (|A|, |B|, |A & B|)."""
-    overlap, expected, jaccard = [], [], []
-    for a, b, both in counts:
-        overlap.append(2 * both / (a + b) if a + b else 0.0)
-        expected.append(2 * a * b / (size * (a + b)) if a + b else 0.0)
-        jaccard.append(both / (a + b - both) if a + b else 0.0)
-    return {"overlap": overlap, "expected": expected, "jaccard": jaccard}
+    return {
+        "overlap": [2 * both / (a + b) if a + b else 0.0 for a, b, both in counts],
+        "expected": [2 * a * b / (size * (a + b)) if a + b else 0.0 for a, b, _ in counts],
+        "jaccard": [both / (a + b - both) if a + b else 0.0 for a, b, both in counts],
+    }
 
 
 def _gram(active: Tensor) -> Tensor:

@@ -106,12 +106,11 @@ class TaskCovariance(TaskCovarianceSettings, Identity):
             return sent
         names, W = _stacked(models)
         omega = self.omega(W).to(W)
-        for client in clients:
-            if client in models:
-                k = names.index(client)
-                row = omega[k].clone()
-                row[k] = 0
-                sent[client] = {"relation": omega[k, k], "peers": row @ W}
+        for client in sent.keys() & models.keys():
+            k = names.index(client)
+            row = omega[k].clone()
+            row[k] = 0
+            sent[client] = {"relation": omega[k, k], "peers": row @ W}
         return sent
 
     def omega(self, W: Tensor) -> Tensor:

@@ -1,10 +1,8 @@
 """Local rules on class prototypes (FedProto, FPL, FedTGP, FedSA) and on features within a batch (FedRCL).
 
-Prototypes of all tasks travel as the rows of one tensor, `prototypes` (M x F). Each has a row of whole numbers in
-`prototype_labels`: (task, class, examples) to the server, (task, class) from it. A task's number is the position of its
-head in the model, which all clients share. Only tasks with one class per example take part; a client without any trains
-as if there were no rule. Features are what the heads read; of maps it is the mean of the last one. `ModelContrast` is
-MOON's, which compares them with the features of other models.
+Prototypes travel as `fedloom.methods.prototypes.aggregation` says; a task's number is the position of its head in the
+model, which all clients share. Only tasks with one class per example take part; a client without any trains as if there
+were no rule. Features are what the heads read; of maps it is the mean of the last one. `ModelContrast` is MOON's.
 """
 
 from __future__ import annotations
