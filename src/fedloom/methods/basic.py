@@ -5,6 +5,7 @@ References for every federation: a constant predictor, and training on all data 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from fedloom import stages, training
@@ -65,7 +66,7 @@ def simple() -> m.Method:
     """
     from fedloom.models.changes import LinearAnswers
 
-    return m.Method(name="simple", model=(LinearAnswers(),), stage=stages.Identity(), private="*", buffers="local")
+    return replace(local(), name="simple", model=(LinearAnswers(),))
 
 
 @m.METHODS.register("constant")
@@ -92,7 +93,5 @@ def centralised(*, by: Literal["all", "task"] = "all") -> m.Method:
     clients that hold it.
     """
     if by == "task":
-        return m.Method(
-            name="centralised", stage=stages.Identity(), private="*", buffers="local", turn=m.InOnePlace("task")
-        )
+        return replace(local(), name="centralised", turn=m.InOnePlace("task"))
     return m.Method(name="centralised", turn=m.InOnePlace())

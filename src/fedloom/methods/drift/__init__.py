@@ -107,10 +107,8 @@ def fednova(*, mu: NonNegative = 0.0, normalise: stages.NormaliseSteps) -> m.Met
     Equal a_k give FedAvg bit for bit. With FedDEA: the same before or after the division, because the selection is
     homogeneous; 1/rho does not enter a_k. Buffers are never divided. A client that took no step is dropped.
     """
-    rules = (training.CountedSteps(mu),)
-    return m.Method(
-        name="fednova", local=(training.Proximal(mu), *rules) if mu else rules, stage=normalise >> stages.Mean()
-    )
+    proximal = (training.Proximal(mu),) if mu else ()
+    return m.Method("fednova", local=(*proximal, training.CountedSteps(mu)), stage=normalise >> stages.Mean())
 
 
 @m.METHODS.register("scaffold", source="Karimireddy et al., ICML 2020")
@@ -132,12 +130,8 @@ def scaffold() -> m.Method:
     With FedDEA: c_k comes from raw gradients, the selection acts on Delta_k only. Batch norm statistics are never
     corrected.
     """
-    return m.Method(
-        name="scaffold",
-        local=(training.ControlVariate(),),
-        stage=stages.ControlVariates() >> stages.Mean(),
-        weights="uniform",
-    )
+    stage = stages.ControlVariates() >> stages.Mean()
+    return m.Method(name="scaffold", local=(training.ControlVariate(),), stage=stage, weights="uniform")
 
 
 @parameters("fedloom.methods.drift.aggregation:Dual")

@@ -113,14 +113,8 @@ def sheaf_fmtl(
 
     Couples tasks by design: neighbours with other tasks are coupled too.
     """
-    return m.Method(
-        name="sheaf-fmtl",
-        local=(rule,),
-        stage=stages.SheafLinks(topology, options or {}),
-        private=m.EVERYTHING,
-        weights="uniform",
-        buffers="local",
-    )
+    links = stages.SheafLinks(topology, options or {})
+    return m.Method("sheaf-fmtl", local=(rule,), stage=links, private=m.EVERYTHING, weights="uniform", buffers="local")
 
 
 @parameters("fedloom.methods.peers.aggregation:Staleness")

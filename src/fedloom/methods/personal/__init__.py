@@ -183,12 +183,8 @@ def fedbabu(*, tune: FixedNatural = 5) -> m.Method:
     A random frozen decoder of a dense task is far harsher than a random linear classifier.
     With FedDEA, rho counts the encoder's parameters only.
     """
-    return m.Method(
-        name="fedbabu",
-        private=m.ALL_BUT_ENCODER,
-        local=(m.Phase("encoder"), *([m.Tune(tune)] if tune else [])),
-        weights="uniform",
-    )
+    tuned = (m.Tune(tune),) if tune else ()
+    return m.Method("fedbabu", local=(m.Phase("encoder"), *tuned), private=m.ALL_BUT_ENCODER, weights="uniform")
 
 
 @m.METHODS.register("fedbn", source="Li et al., ICLR 2021")

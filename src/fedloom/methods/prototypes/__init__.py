@@ -72,11 +72,9 @@ def fedtgp(
     The generator is drawn from the run's seed and continues to learn from round to round; 1000 epochs with tens of
     clients and classes cost the server seconds to minutes a round. lam = 0 is FedAvg, bit for bit.
     """
-    return m.Method(
-        name="fedtgp",
-        local=(training.CollectPrototypes(), training.PrototypePull(lam, over=over)),
-        stage=stages.TrainedPrototypes(server_epochs, server_lr, server_batch_size, limit) >> stages.Mean(),
-    )
+    rules = training.CollectPrototypes(), training.PrototypePull(lam, over=over)
+    keep = stages.TrainedPrototypes(server_epochs, server_lr, server_batch_size, limit)
+    return m.Method(name="fedtgp", local=rules, stage=keep >> stages.Mean())
 
 
 @parameters("fedloom.methods.prototypes.aggregation:MovingAnchors")
