@@ -7,8 +7,9 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -53,16 +54,13 @@ class Content:
 
 def content(base: Path) -> Content:
     """Return what a folder has. Names that begin with '.', and folders such as __MACOSX, are hidden."""
-    images, files, folders = list[str](), list[str](), list[str]()
     with os.scandir(base) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name.lower() in LITTER:
-                continue
-            if entry.is_dir():
-                folders += [] if entry.name.startswith("__") else [entry.name]
-            else:
-                (images if entry.name.lower().endswith(SUFFIXES) else files).append(entry.name)
-    return Content(*(tuple(sorted(names)) for names in (images, files, folders)))
+        is_folder = {entry.name: entry.is_dir() for entry in entries}
+    names = [name for name in sorted(is_folder) if not name.startswith(".") and name.lower() not in LITTER]
+    files = [name for name in names if not is_folder[name]]
+    images = tuple(name for name in files if name.lower().endswith(SUFFIXES))
+    others = tuple(name for name in files if not name.lower().endswith(SUFFIXES))
+    return Content(images, others, tuple(name for name in names if is_folder[name] and not name.startswith("__")))
 
 
 def left_out(around: Mapping[str, Content], classes: Mapping[str, Content]) -> tuple[str, ...]:
@@ -142,7 +140,7 @@ def class_folders(
         files = [file for each in inputs for file in each]
         paths = tuple(os.path.join(base, file) for file in files)  # texts take less memory than paths
         mark = f"{zlib.crc32(chr(10).join(files).encode()):08x}".encode() + label_bytes(labels)
-        reader, shape = ReadFiles(paths, size, fit, mean, std), (3, size, size)
+        reader, shape = partial(_normalised, paths, size, fit, (mean, std)), (3, size, size)
         return ItemExamples(reader, len(paths), shape, labels, domain, mean, std, mark=mark, files=paths)
 
     counts = {name: len(kinds) for name, kinds in called.items()}
@@ -150,23 +148,15 @@ def class_folders(
     return replace(built, classes=called, doubts=left_out(around, inside), drawn_from=drawn_from)
 
 
-@dataclass(frozen=True, eq=False)
-class ReadFiles:
-    """A reader of normalised images; it can be pickled."""
+def _normalised(
+    files: Sequence[str], size: int, fit: Fit, normal: Sequence[Colour], index: Tensor, device: torch.device, *_: Any
+) -> Batch:
+    """Read images at `index`, on `device`, normalised by mean and standard deviation."""
+    import torch
 
-    files: tuple[str, ...]
-    size: int
-    fit: Fit
-    mean: Colour
-    std: Colour
-
-    def __call__(self, index: Tensor, device: torch.device, rng: object, tasks: object) -> Batch:
-        """Return images at `index`, on `device`."""
-        import torch
-
-        x = read([self.files[position] for position in index.tolist()], self.size, self.fit).to(device)
-        mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (self.mean, self.std))
-        return (x.float().div_(255) - mean).div_(std), {}
+    x = read([files[position] for position in index.tolist()], size, fit).to(device)
+    mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in normal)
+    return (x.float().div_(255) - mean).div_(std), {}
 
 
 @DATASETS.register("domain-folders", source="PACS (Li et al., 2017), Office-Caltech (Gong et al., 2012); F2DC release")

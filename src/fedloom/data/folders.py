@@ -99,33 +99,24 @@ class Folder:
 
 @dataclass(eq=False)
 class Memory:
-    """Arrays that the parts of a data set read from files and keep, at most `limit` bytes."""
+    """Arrays that the parts of a data set read from files and keep, at most `limit` bytes. What came first stays, for
+    each example is wanted once an epoch."""
 
     limit: float
     taken: int = 0
     arrays: dict[tuple[str, int, str], Array | None] = field(default_factory=dict)
     """(part, example, task or `image`) -> what was read."""
 
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """A reader that keeps what `reader` read. What came first stays, for each example is wanted once an epoch."""
-
-    reader: Reader
-    part: str
-    memory: Memory
-
-    def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
-        """Read what is not kept. Threads may read at once; then a few arrays more are kept."""
-        memory = self.memory
-        keys = {name: (self.part, i, name) for name in ("image", *tasks)}
-        found = {name: memory.arrays[key] for name, key in keys.items() if key in memory.arrays}
+    def read(self, reader: Reader, part: str, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
+        """Read what is not kept of a part. Threads may read at once; then a few arrays more are kept."""
+        keys = {name: (part, i, name) for name in ("image", *tasks)}
+        found = {name: self.arrays[key] for name, key in keys.items() if key in self.arrays}
         if len(found) < len(keys):
-            read = self.reader(i, [task for task in tasks if task not in found])
+            read = reader(i, [task for task in tasks if task not in found])
             taken = sum(array.nbytes for name, array in read.items() if array is not None and name not in found)
-            if memory.taken + taken <= memory.limit:
-                memory.taken += taken
-                memory.arrays.update({keys[name]: array for name, array in read.items() if name not in found})
+            if self.taken + taken <= self.limit:
+                self.taken += taken
+                self.arrays.update({keys[name]: array for name, array in read.items() if name not in found})
             found = {**read, **found}
         return found
 
@@ -169,7 +160,7 @@ def dataset(
         kept = subset(total, limit, seed, which)
         drawn_from = drawn_from or total
         annotated: dict[str, Array] = {task: part.annotated[task][kept] for task in tasks}
-        single = Kept(part.reader, which, memory) if keep else part.reader
+        single = partial(memory.read, part.reader, which) if keep else part.reader
         reader = DenseFiles(single, Dense(kinds, size, training), tuple(kept.tolist()))
         mark = mark_of(part.version, kinds, annotated)
         held = int(memory.limit) if which == "train" else 0  # both parts share it
@@ -190,12 +181,9 @@ def find(name: str, root: str, what: str, advice: str) -> Path:
 
 def split_list(file: Path) -> tuple[str, ...]:
     """Read the image names of a split file, one a line. DataError where it is absent, empty or names one twice."""
-    try:
-        names = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as a list of images ({error})") from None
-    names = [name for name in names if name]
-    if not names:
+    with parsing(f"{file}: cannot be read as a list of images"):
+        lines = file.read_text(encoding="utf-8").splitlines()
+    if not (names := [name for line in lines if (name := line.strip())]):
         raise DataError(f"{file}: expected one image name per line, found none")
     no_repeats(str(file), "image", names, DataError)
     for name in names:

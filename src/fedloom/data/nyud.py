@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -209,45 +208,36 @@ def open_labelled(
     absent = f"splits.mat is absent, so the first {EXPECTED['train']} images train"
     note = "splits.mat found" if listed.is_file() else absent
     annotated: dict[str, Array] = {task: np.ones(len(names), bool) for task in tasks}
-    reader = LabelledReader(file, positions, table, normals_from, size)
+    normals = from_camera if normals_from == "camera" else from_pixels
+    reader = partial(_read, file, positions, table, normals, size)
     return FileSplit(names, reader, annotated, version, (file,), (note,))
 
 
-@dataclass(frozen=True, eq=False)
-class LabelledReader:
-    """A reader of the image at `positions[i]` of the file and its labels; `table` turns names' numbers into classes."""
-
-    file: Path
-    positions: tuple[int, ...]
-    table: Array | None
-    normals_from: NormalsFrom
-    size: tuple[int, int] | None
-
-    def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
-        """Read image (H x W x 3, uint8) and raw labels of `tasks`."""
-        p, want = self.positions[i], {*tasks}
-        with _open(self.file) as opened, parsing(f"{self.file}, image {p + 1}: cannot be read"):
-            image = np.ascontiguousarray(np.asarray(opened["images"][p]).transpose(2, 1, 0))
-            depth = np.asarray(opened["depths"][p]).T if want & {"depth", "normals"} else None
-            labels = np.asarray(opened["labels"][p]).T if "semseg" in want else None
-        if self.size is not None:
-            pillow = need("PIL.Image", "vision")
-            image = np.asarray(pillow.fromarray(image).resize(self.size[::-1], pillow.Resampling.BILINEAR))
-        example: dict[str, Array | None] = {"image": image}
-        if labels is not None and self.table is not None:
-            if labels.max(initial=0) >= len(self.table):
-                expected = f"expected 0..{len(self.table) - 1}, found {labels.max()}"
-                raise DataError(f"{self.file}, labels of image {p + 1}: {expected}")
-            example["semseg"] = self._nearest(self.table[labels])
-        if depth is not None:
-            depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0).astype(np.float32)
-            normals = from_camera if self.normals_from == "camera" else from_pixels
-            example |= {"depth": self._nearest(depth)} if "depth" in want else {}
-            example |= {"normals": self._nearest(normals(depth))} if "normals" in want else {}
-        return example
-
-    def _nearest(self, label: Array) -> Array:
-        return label if self.size is None else nearest_pixels(label[None], *self.size)[0]
+def _read(
+    file: Path, positions: Sequence[int], table: Array | None, normals: Any, size: Any, i: int, tasks: Collection[str]
+) -> dict[str, Array | None]:
+    """Read the image at `positions[i]` of the file (H x W x 3, uint8) and raw labels of `tasks`, resized to `size` if
+    there is one; `table` turns names' numbers into classes, and `normals` depths into normals."""
+    p, want = positions[i], {*tasks}
+    with _open(file) as opened, parsing(f"{file}, image {p + 1}: cannot be read"):
+        image = np.ascontiguousarray(np.asarray(opened["images"][p]).transpose(2, 1, 0))
+        depth = np.asarray(opened["depths"][p]).T if want & {"depth", "normals"} else None
+        labels = np.asarray(opened["labels"][p]).T if "semseg" in want else None
+    if size is not None:
+        pillow = need("PIL.Image", "vision")
+        image = np.asarray(pillow.fromarray(image).resize(size[::-1], pillow.Resampling.BILINEAR))
+    raw: dict[str, Array] = {}
+    if labels is not None and table is not None:
+        if labels.max(initial=0) >= len(table):
+            expected = f"expected 0..{len(table) - 1}, found {labels.max()}"
+            raise DataError(f"{file}, labels of image {p + 1}: {expected}")
+        raw["semseg"] = table[labels]
+    if depth is not None:
+        depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0).astype(np.float32)
+        raw |= {"depth": depth} if "depth" in want else {}
+        raw |= {"normals": normals(depth)} if "normals" in want else {}
+    resized = {task: y if size is None else nearest_pixels(y[None], *size)[0] for task, y in raw.items()}
+    return {"image": image, **resized}
 
 
 def from_camera(depth: Array) -> Array:
