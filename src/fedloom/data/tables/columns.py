@@ -332,8 +332,7 @@ def classes_of(column: Column, is_sure: bool = False, is_guess: bool = False) ->
 
 
 def _refuse_strange_classes(column: Column, is_guess: bool) -> None:
-    """Raise DataError for labels that differ in writing only, or that occur once. `is_guess`: nobody has said that they
-    are classes."""
+    """Raise DataError for labels that differ in writing only, or occur once. `is_guess`: they may be no classes."""
     distinct = column.distinct
     for one, other in alike(distinct):
         column.fail(f"labels {one!r} and {other!r} found, which differ in case only; write them alike")
@@ -450,17 +449,14 @@ def repeated(table: Table, left_out: Sequence[str], inputs: Mapping[str, Any], s
         if _is_identifier(column.name) and not {*_words(column.name)} & _SITES and sites < values < rows:
             together = f"data.group={column.name} keeps them together"
             yield f"{column.name}: {values:,} values in {rows:,} rows, so {ONE_PATIENT} {both}; {together}"
-            if sites > 1 and (several := _at_several(table, column)):
-                yield several
+            if sites > 1:
+                there = column.index >= 0
+                which = sites_of(table, table.site)[0][there]
+                yield from filter(None, [at_several(column.name, column.index[there], which)])
     if "number" in inputs.values():  # rows of a few codes are alike by chance
         cells = table.frame.drop(columns=[] if table.site is None else table.site)
         if copies := int(cells.duplicated(keep=False).sum()):
             yield f"{copies:,} rows are identical to others: copies {both}"
-
-
-def _at_several(table: Table, column: Column) -> str:
-    there = column.index >= 0
-    return at_several(column.name, column.index[there], sites_of(table, table.site)[0][there])
 
 
 def _words(name: str) -> list[str]:
@@ -556,8 +552,10 @@ def _means(codes: Array, y: Array) -> Array:
 
 def _agreement(score: Array, y: Array, real: bool) -> float:
     """Compute R2 of a score (linear, or of the ranks), or the area under the ROC curve in its better direction."""
-    (ranks, levels), (order, others) = _ranks(score), _ranks(y)
-    if levels < 2 or others < 2:
+    import pandas
+
+    ranks, order = (pandas.Series(each).rank().to_numpy() for each in (score, y))
+    if np.ptp(ranks) == 0 or np.ptp(order) == 0:
         return 0.0
     if real:
         return float(max(np.corrcoef(a, b)[0, 1] ** 2 for a, b in ((score, y), (ranks, order))))
@@ -565,9 +563,3 @@ def _agreement(score: Array, y: Array, real: bool) -> float:
     n, m = int(positive.sum()), int((~positive).sum())
     auc = (ranks[positive].sum() - n * (n + 1) / 2) / (n * m)
     return float(max(auc, 1 - auc))
-
-
-def _ranks(values: Array) -> tuple[Array, int]:
-    """Return the rank of each value, the mean of those of equal values, and how many values differ."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[place], len(count)

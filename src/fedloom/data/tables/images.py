@@ -103,11 +103,8 @@ def image_table(
     need_memory(len(taken) * bytes_of_pixel * size**2, f"{whole.where}: {len(taken):,} images of {size} x {size}")
     pixels, deep = files.pixels(taken, size, fit)
     maps = {task: files.labels(task, taken, size) for task in files.maps}
-    mean, std = channel_statistics(pixels[np.searchsorted(taken, rows.learned)]) if deep else (MEAN, STD)
-
-    def inputs(index: Array, training: bool) -> dict[str, Any]:
-        change = None if deep else Crop(pad, flip) if training else Crop(0, False)
-        return {"images": pixels[np.searchsorted(taken, index)], "mean": mean, "std": std, "change": change}
+    normal = channel_statistics(pixels[np.searchsorted(taken, rows.learned)]) if deep else (MEAN, STD)
+    changes = (None, None) if deep else (Crop(pad, flip), Crop(0, False))
 
     def seen(index: Array) -> Iterator[tuple[bytes, str]]:
         names = (os.path.relpath(files.images[row], base) for row in index.tolist())
@@ -115,7 +112,7 @@ def image_table(
 
     doubts = copies(seen(rows.learned), seen(rows.tests), len(rows.tests))
     doubts += tuple(_unlike(known, maps, rows))
-    made = of_rows(files.table, rows, known, inputs, maps)
+    made = of_rows(files.table, rows, known, pixels, maps, normal, changes)
     return replace(made, reading=Reading(stored="stretched" if deep else None), doubts=doubts)
 
 
@@ -206,9 +203,9 @@ def draft_of_images(
         if not is_sure:
             return None
         around = str(images) if images is not None else f"{here} or a folder there"
-        raise DataError(
-            f"{table.where}: no column names images in {around}, expected names of files below it{_alike(table)}"
-        )
+        ends = {name: _ends_alike(table.frame[name].dropna()) for name in map(str, table.frame)}
+        alike = next((f"; {cell!r} found in column {name!r}" for name, cell in ends.items() if cell), "")
+        raise DataError(f"{table.where}: no column names images in {around}, expected names of files below it{alike}")
     if features is not None:
         raise DataError(f"{table.where}: images are the inputs, so features cannot be: leave one of them out")
     if leave_out:
@@ -273,12 +270,6 @@ def _image_column(
     return None
 
 
-def _alike(table: Table) -> str:
-    """Return what the first cell is that ends like the name of an image, where there is one."""
-    cells = {name: _ends_alike(table.frame[name].dropna()) for name in map(str, table.frame)}
-    return next((f"; {cell!r} found in column {name!r}" for name, cell in cells.items() if cell), "")
-
-
 def _ends_alike(series: pandas.Series) -> str:
     return next((cell for cell in series.head(SOME) if isinstance(cell, str) and ending(cell)), "")
 
@@ -301,9 +292,8 @@ def _map_label(column: Column, folder: Path, known: Mapping[str, Any], is_map: b
     try:
         each = [np.setdiff1d(np.unique(pixels_of(file, as_label=True)), column.numeric_codes) for file in files]
     except DataError as error:
-        raise DataError(
-            f"{error}; if it has no labels of pixels, leave it out: name the others with --labels"
-        ) from None
+        advice = "if it has no labels of pixels, leave it out: name the others with --labels"
+        raise DataError(f"{error}; {advice}") from None
     each = [own[own == own] for own in each]  # NaN is no label
     values = np.unique(np.concatenate(each))
     kind, metric = known.get("kind"), known.get("metric")
@@ -315,12 +305,8 @@ def _map_label(column: Column, folder: Path, known: Mapping[str, Any], is_map: b
         column.fail(f"kind {kind!r} found, expected {' or '.join(MAPS)} for images with a label for each pixel")
     jpeg = next((file for file in files if file.suffix.lower() in (".jpg", ".jpeg")), None)
     richest = files[int(np.argmax([len(own) for own in each]))]
-    if (
-        len(values) > CLASSES
-        or (values != np.round(values)).any()
-        or np.isinf(values).any()
-        or (jpeg is not None and len(values) > 2)
-    ):
+    is_whole = bool((np.isfinite(values) & (values == np.round(values))).all())
+    if not is_whole or len(values) > (CLASSES if jpeg is None else 2):
         found = f"{len(values)} different values of pixels found, such as {values[1]:g} in {jpeg or richest}"
         column.fail(f"{found}, expected a few whole numbers, one for each class; JPEG changes them, PNG does not")
     if len(values) >= 2 + BETWEEN and _is_smoothed(pixels_of(richest, as_label=True)[:, 0]):

@@ -307,10 +307,8 @@ class Preprocessing(Section):
                 off = float(there.mean(dtype=np.float64)) if len(there) >= 5 else 0.0
                 if each.kind == "number" and abs(off) > OFF:
                     of = f"{values[~absent].mean():.6g}; mean of training {mean.mean():.6g}"
-                    tell(
-                        f"{column.where}: the column's mean is {abs(off):.3g} standard deviations from the mean of "
-                        f"training (mean {of}): check the unit"
-                    )
+                    what = f"the column's mean is {abs(off):.3g} standard deviations from the mean of training"
+                    tell(f"{column.where}: {what} (mean {of}): check the unit")
                 place, scaled = place + 1, scaled + 1
             lost = int(absent.sum())
             if lost and (lost == len(rows) or (not each.indicator and lost >= max(5, len(rows) / 5))):
@@ -489,13 +487,10 @@ def fit(
         if each.kind == "category" and not each.values:
             lists = f"so the recipe must list the categories: data.inputs: {{{each.column}: [a, b]}}"
             raise DataError(f"{table.column(each.column).where}: with preprocess: local sites send nothing, {lists}")
-    for name, label in tasks.items():
-        if label.wants_scale:
-            raise DataError(
-                f"{table.where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must "
-                "state the approximate mean and standard deviation of the label: data.tasks: "
-                f"{{{name}: {{kind: regression, mean: 0, std: 1}}}}"
-            )
+    for name in (name for name, label in tasks.items() if label.wants_scale):
+        why = "with preprocess: local sites send nothing, so the recipe must state the approximate mean and standard"
+        how = f"deviation of the label: data.tasks: {{{name}: {{kind: regression, mean: 0, std: 1}}}}"
+        raise DataError(f"{table.where}, task {name!r}: {why} {how}")
     numbers = {each.column: each.kind for each in inputs if each.kind != "category"}
     scales = {
         who: {name: statistics(table.column(name), kind, index, 1).scale for name, kind in numbers.items()}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
@@ -21,18 +22,7 @@ from fedloom.core.settings.section import BelowOne, Checked, Count, Section, cli
 from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, alike, has_label, means_by, part_of, spread
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.files import Files, base_of, table_at
-from fedloom.data.tables.preprocessing import (
-    MAPS,
-    CellLabel,
-    Kind,
-    Label,
-    Labels,
-    Mode,
-    Noise,
-    Preprocessing,
-    Ranges,
-    Statistics,
-)
+from fedloom.data.tables.preprocessing import MAPS, CellLabel, Kind, Label, Labels, Mode, Noise, Preprocessing
 from fedloom.data.tables.read import Code, Column, Table, read
 
 if TYPE_CHECKING:
@@ -76,8 +66,7 @@ class RowSplit(Checked):
             raise RecipeError(f"data.split names the rows for tests, and so does {other}: leave one of them out")
 
     def without_group(self, inputs: Mapping[str, D]) -> dict[str, D]:
-        """Return inputs without the columns that say whose a row is, and in which part: nobody in the test part is in
-        training."""
+        """Return inputs without the columns that say whose a row is, and in which part it is."""
         return {name: kind for name, kind in inputs.items() if name not in (self.group, self.split)}
 
     def of(
@@ -304,11 +293,9 @@ def rows_of(table: Table, tasks: Mapping[str, Label], split: RowSplit, seed: int
         split_of = split.of(known, seed, name, own, at, stated)
         parts[name] = rows[split_of[0]], rows[split_of[1]], rows[split_of[2]]
         if given is not None and groups is not None:
-            both = np.intersect1d(groups[rows[given[rows] == 2]], groups[rows[given[rows] < 2]])
-            found = (
-                f"{len(both)} values of {split.group} have rows for tests and for training: test scores are too good"
-            )
-            notes += [f"site {name!r}: {found}"] if len(both) else []
+            both = len(np.intersect1d(groups[rows[given[rows] == 2]], groups[rows[given[rows] < 2]]))
+            found = f"{both} values of {split.group} have rows for tests and for training"
+            notes += [f"site {name!r}: {found}: test scores are too good"] if both else []
     if not parts:
         raise DataError(f"{table.where}: no row has a label of {', '.join(tasks)}")
     for task, there in has.items():
@@ -352,8 +339,7 @@ def _parts_in(column: Column) -> Array:
 
 
 def one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array], is_map: bool = False) -> Iterator[str]:
-    """Yield a sentence for each site that alone has a class, of labels that are no maps if it lacks one that all other
-    sites have."""
+    """Yield a sentence for each site that alone has a class and, unless labels are maps, lacks one of all others."""
     has = {site: {*np.unique(y[has_label(y)]).astype(int).tolist()} for site, y in labels.items()}
     sites = Counter(each for own in has.values() for each in own)
     for site, own in has.items() if len(has) > 1 else ():
@@ -409,17 +395,14 @@ def _far_off(column: str, sites: Mapping[str, tuple[float, float]]) -> Iterator[
 
 def task_of(name: str, label: Label) -> Any:
     """Return the task that a label describes: a `Linear` one of cells, a dense one of pixels."""
-    from fedloom.models.tasks.dense import Depth, Semseg
-    from fedloom.models.tasks.labels import Classification, Multilabel, Ordinal, Regression
+    from fedloom.models.tasks.own import KINDS
 
-    if label.kind == "depth":
-        return Depth(name, judge=label.judge)
-    if label.kind == "regression":
-        return Regression(name, mean=label.mean or 0.0, std=label.std or 1.0, judge=label.judge)
+    known: dict[str, Any] = {"channels": len(label.classes)}
     if label.kind == "multilabel":
-        return Multilabel(name, len(label.columns), judge=label.judge, labels=tuple(map(plain_name, label.columns)))
-    kinds: dict[str, Any] = {"ordinal": Ordinal, "segmentation": Semseg}
-    return kinds.get(label.kind, Classification)(name, len(label.classes), judge=label.judge)
+        known = {"channels": len(label.columns), "labels": tuple(map(plain_name, label.columns))}
+    elif label.kind in ("depth", "regression"):
+        known = {} if label.kind == "depth" else {"mean": label.mean or 0.0, "std": label.std or 1.0}
+    return KINDS[label.kind](name, judge=label.judge, **known)
 
 
 def build(
@@ -431,7 +414,7 @@ def build(
     split: RowSplit,
     seed: int,
     left_out: Mapping[str, str] | None = None,
-    ranges: Ranges | None = None,
+    ranges: fitting.Ranges | None = None,
 ) -> Dataset:
     """Make the data set of a table that was read."""
     refuse(table.where, tasks, inputs)
@@ -473,9 +456,7 @@ def dataset_of(table: Table, rows: Rows, fitted: Preprocessing, left_out: Collec
     import torch
 
     x = fitted.apply(table, list(rows.parts), rows.whose[rows.taken], rows.taken)
-    made = of_rows(
-        table, rows, fitted.tasks, lambda index, _: {"images": torch.from_numpy(x[np.searchsorted(rows.taken, index)])}
-    )
+    made = of_rows(table, rows, fitted.tasks, torch.from_numpy(x))
     known = {*(each.column for each in fitted.inputs), *left_out, table.site, *fitting.label_columns(fitted.tasks)}
     others = [name for name in map(str, table.frame) if name not in known]
     notes = shortened(f"column {name!r} of the table is neither input nor label" for name in others)
@@ -486,11 +467,13 @@ def of_rows(
     table: Table,
     rows: Rows,
     tasks: Mapping[str, Label],
-    inputs: Callable[[Array, bool], Mapping[str, Any]],
-    maps: Mapping[str, Tensor] | None = None,
+    inputs: Tensor,
+    maps: Mapping[str, Tensor] = MappingProxyType({}),
+    normal: tuple[Any, Any] = (None, None),
+    changes: Sequence[Any] = (None, None),
 ) -> Dataset:
-    """Return the data set of a table's rows, of which `inputs` (rows, whether they train) says what `TensorExamples`
-    takes beside the labels. `maps` have the labels of pixels, task -> n x H x W, of all rows that take part."""
+    """Return the data set of a table's rows; `inputs` (n x ...) and `maps`, the labels of pixels (task -> n x H x W),
+    are those of all rows that take part, `changes` those of the train and the test part."""
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples
@@ -498,14 +481,15 @@ def of_rows(
 
     where, site = table.where, table.site
 
-    def examples(index: Array, training: bool) -> TensorExamples:
+    def examples(index: Array, change: Any) -> TensorExamples:
+        place = np.searchsorted(rows.taken, index)
         labels = {task: column[index] for task, column in rows.labels.items()}
         real = {task: column for task, column in labels.items() if column.dtype.kind == "f"}
         known = {t: torch.from_numpy(y.astype(np.float32 if t in real else np.int64)) for t, y in labels.items()}
         domain = None if site is None else torch.from_numpy(rows.whose[index])
-        annotated = {task: has_label(column) for task, column in labels.items() if task in real or task in (maps or ())}
-        known |= {task: each[np.searchsorted(rows.taken, index)] for task, each in (maps or {}).items()}
-        return TensorExamples(labels=known, domain=domain, annotated=annotated, **inputs(index, training))
+        annotated = {task: has_label(column) for task, column in labels.items() if task in real or task in maps}
+        known |= {task: each[place] for task, each in maps.items()}
+        return TensorExamples(inputs[place], known, domain, *normal, change, annotated)
 
     shares = []
     for who, (train, val, _) in rows.parts.items():
@@ -519,8 +503,8 @@ def of_rows(
     return Dataset(
         Path(where).name.split(".")[0],
         tuple(task_of(task, label) for task, label in tasks.items()),
-        examples(rows.learned, True),
-        examples(rows.tests, False),
+        examples(rows.learned, changes[0]),
+        examples(rows.tests, changes[1]),
         tuple(rows.parts) if site is not None else (),
         deal=lambda pool, seed: partition,
         classes={task: names for task, label in tasks.items() if (names := label.classes or label.columns)},
@@ -558,7 +542,7 @@ class TableReport(Section):
     minimum: Count
     inputs: Inputs
     tasks: Annotated[Labels, Field(min_length=1)]
-    sent: dict[str, Statistics] = Field(default_factory=dict)
+    sent: dict[str, fitting.Statistics] = Field(default_factory=dict)
     """Column -> its statistics."""
     ranges: dict[str, Range] | None = None
     """Under privacy: column -> the range that its numbers are clipped to."""
