@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,25 +104,11 @@ def _two(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def pairs(maps: Bools, truth: Bools, radius: float) -> Ints:
     """Return, for each map of N x H x W, the most one-to-one pairs with pixels of `truth` (H x W) within `radius`
     pixels. Right for any maps, and fast where most pixels of a map are in all maps before it too."""
-    reach = int(radius)
-    height, width = (side + 2 * reach for side in truth.shape)
-    inside = maps.any(0)
-    number = np.full((height, width), -1, dtype=np.int32)
-    number[reach : height - reach, reach : width - reach][inside] = np.arange(inside.sum())
-    y, x = np.indices((2 * reach + 1,) * 2) - reach
-    distance = y**2 + x**2
-    nearest = np.argsort(distance, axis=None, kind="stable")[: (distance <= radius**2).sum()]
-    steps = (y * width + x).reshape(-1)[nearest]
-    rows, columns = np.nonzero(truth)
-    matches = number.reshape(-1)[(rows + reach) * width + columns + reach + steps[:, None]]
-    step, right = np.nonzero(matches >= 0)
-    left = matches[step, right]
-    ends = right[np.argsort(left, kind="stable")].tolist()
-    many = np.bincount(left, minlength=inside.sum())
-    cuts = [0, *many[many > 0].cumsum().tolist()]
-    matching = Matching([ends[a:b] for a, b in pairwise(cuts)], len(rows))
+    inside, tree = maps.any(0), need("scipy.spatial", "data").KDTree(np.argwhere(truth))
+    near: list[list[int]] = tree.query_ball_point(np.argwhere(inside), radius).tolist()
+    matching = Matching([ends for ends in near if ends], tree.n)
     # A pixel that is in a map and in all before it stays to the end, when maps are taken from the last to the first.
-    on = maps[:, inside][:, many > 0]
+    on = maps[:, inside][:, [*map(bool, near)]]
     staying = np.logical_and.accumulate(on)
     new = staying.copy()
     new[:-1] &= ~staying[1:]
@@ -145,7 +130,7 @@ class Matching:
     """
 
     def __init__(self, near: Sequence[Sequence[int]], right: int) -> None:
-        """`near`: the neighbours of each left node among the `right` nodes, those to try first in front."""
+        """`near`: the neighbours of each left node among the `right` nodes."""
         self.near, self.size = near, 0
         self.partner = [-1] * right
         self.closed = bytearray(right)
