@@ -184,10 +184,9 @@ def _apart(parts: Mapping[str, nn.Module]) -> None:
     for what, part in parts.items():
         for parameter in part.parameters():
             if (other := whose.setdefault(parameter, what)) != what:
+                found = f"{other} and {what} share parameters, expected parts without"
                 advice = "give one module without heads=, from inputs to {task: outputs}"
-                raise RecipeError(
-                    f"model, heads: {other} and {what} share parameters, expected parts without; {advice}"
-                )
+                raise RecipeError(f"model, heads: {found}; {advice}")
 
 
 def _shown(answer: Any) -> str:
@@ -214,9 +213,8 @@ def _mixes(module: nn.Module, example: Tensor, answer: Any) -> bool:
     batch = torch.cat([other.to(example).reshape(example.shape), example])
 
     def same(answers: Any) -> bool:
-        pairs = (
-            zip(answer.values(), answers.values(), strict=True) if isinstance(answer, Mapping) else [(answer, answers)]
-        )
+        both = [answer.values(), answers.values()] if isinstance(answer, Mapping) else [[answer], [answers]]
+        pairs = zip(*both, strict=True)
         return all(torch.allclose(two[-1:], one, 1e-3, 1e-3 * float(one.abs().max()), True) for one, two in pairs)
 
     try:

@@ -91,11 +91,9 @@ def conv1d(
 
     channels, steps = _series("conv1d", input_shape, signal)
     if steps < 2**depth:
-        found = f"found {steps} and {channels} channels"
         advice = "if the steps come first in the data, set axes=NTC (data.axes in a recipe, fl.Federation(axes='NTC'))"
-        raise RecipeError(
-            f"encoder 'conv1d' expects at least {2**depth} steps for depth {depth}, {found}; {advice}; else lower depth"
-        )
+        found = f"{steps} and {channels} channels; {advice}; else lower depth"
+        fail("conv1d", f"at least {2**depth} steps for depth {depth}", found)
     return Conv1d(channels, (width, *[2 * width] * (depth - 1)), kernel, hidden)
 
 
@@ -124,10 +122,9 @@ def transformer(
         fail("transformer", f"a width that {num_heads} heads can share", width)
     if signal is not None and signal.kind == "tokens" and len(input_shape) == 1:
         if signal.vocabulary is None:
+            needs = "the size of the vocabulary, which the data do not state"
             advice = "add it, for example signal: {kind: tokens, vocabulary: 5000}"
-            raise RecipeError(
-                f"encoder 'transformer' needs the size of the vocabulary, which the data do not state; {advice}"
-            )
+            raise RecipeError(f"encoder 'transformer' needs {needs}; {advice}")
         embed = nn.Embedding(signal.vocabulary, width)
         return Transformer(embed, input_shape[0], width, depth, num_heads, signal.padding)
     channels, steps = _series("transformer", input_shape, signal, " or tokens")

@@ -149,17 +149,15 @@ class MultiTask(nn.Module):
     """The inputs of the public set (n x ...), where the federation has one."""
     more_roles: dict[str, str | tuple[str, str]]
     """Globs that go before all others in `roles`: for what a `ModelChange` puts into the model."""
-    rescale: tuple[Tensor, Tensor] | None
+    rescale: tuple[Tensor, Tensor] | None = None
     """The scale and the shift (1 x C x 1 x 1) of inputs before the encoder; None for neither."""
-    frozen_statistics: bool
+    frozen_statistics: bool = False
     """True if norm layers of the encoder stay in evaluation mode."""
 
     def __init__(self, encoder: Encoder, tasks: Sequence[Task], heads: Mapping[str, nn.Module] | None = None) -> None:
         super().__init__()
         self.more_roles = {}
         self.register_buffer("public", None, persistent=False)
-        self.rescale: tuple[Tensor, Tensor] | None = None
-        self.frozen_statistics = False
         self.tasks = tuple(tasks)
         self.encoder = encoder
         self.decoders = nn.ModuleDict()

@@ -185,10 +185,8 @@ class Conv1d(Encoder):
     def __init__(self, channels: int, widths: tuple[int, ...], kernel: int, hidden: int) -> None:
         super().__init__()
         self.features = hidden
-        inputs = (channels, *widths)
-        self.convs = nn.ModuleList(
-            nn.Conv2d(a, b, (1, kernel), padding=(0, kernel // 2)) for a, b in zip(inputs, widths, strict=False)
-        )
+        sizes = itertools.pairwise((channels, *widths))
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, (1, kernel), padding=(0, kernel // 2)) for a, b in sizes)
         self.linear = nn.Linear(widths[-1], hidden)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -289,14 +287,15 @@ def load_weights(encoder: Encoder, file: str | Path) -> None:
         raise UserError(f"weights file {path}: the weights do not fit this architecture ({error})") from error
     needed = encoder.state_dict()
     missing = sorted(key for key in needed.keys() - state.keys() if not key.endswith("num_batches_tracked"))
-    problems = [f"missing {_few(missing)}"] if missing else []
-    problems += [f"unexpected {_few(more)}"] if (more := sorted(state.keys() - needed.keys())) else []
+    problems = [f"missing {first_of(map(repr, missing))}"] if missing else []
+    more = sorted(state.keys() - needed.keys())
+    problems += [f"unexpected {first_of(map(repr, more))}"] if more else []
     both = [(key, form(needed[key]), form(state[key])) for key in needed if key in state]
     shapes = [f"{key}: expected shape {wanted}, found {found}" for key, wanted, found in both if wanted != found]
     if problems or shapes:
         raise UserError(f"weights file {path}: {'; '.join([*problems, *shapes[:3]])}")
-    if broken := [key for key, v in state.items() if infinite(v, needed[key])]:
-        raise UserError(f"weights file {path}: expected finite values, found nan or inf in {_few(sorted(broken))}")
+    if broken := sorted(repr(key) for key, v in state.items() if infinite(v, needed[key])):
+        raise UserError(f"weights file {path}: expected finite values, found nan or inf in {first_of(broken)}")
     encoder.load_state_dict(state, strict=False)
 
 
@@ -352,7 +351,3 @@ def kind(value: Tensor) -> str:
 def infinite(value: Tensor, own: Tensor) -> int:
     """Count the values of a weight that are not finite in the precision of the model's own."""
     return int((~value.to(own.dtype).isfinite()).sum())
-
-
-def _few(keys: list[str]) -> str:
-    return first_of(map(repr, keys))

@@ -48,9 +48,8 @@ class TimmPyramid(PyramidEncoder):
         info = [(level["num_chs"], level["reduction"]) for level in getattr(net, "feature_info", ())]
         levels = {stride: number for number, (_, stride) in enumerate(info) if stride >= 4}
         if len(levels) < 2 or not hasattr(net, "forward_intermediates"):
-            raise RecipeError(
-                f"timm, {architecture!r}: expected feature maps at several strides, found {sorted(levels)}"
-            )
+            found = f"found {sorted(levels)}"
+            raise RecipeError(f"timm, {architecture!r}: expected feature maps at several strides, {found}")
         self.strides = tuple(sorted(levels))
         self.levels = [levels[stride] for stride in self.strides]
         self.channels = tuple(info[level][0] for level in self.levels)
@@ -144,10 +143,8 @@ class TimmEncoder(Encoder):
         """Arguments of timm.create_model for the network; it has no classifier."""
         patch = getattr(getattr(self.net, "patch_embed", None), "patch_size", (1, 1))
         if any(side % step for side, step in zip(shape[1:], patch, strict=True)):
-            raise RecipeError(
-                f"timm, {architecture!r}: expected images whose height and width are multiples of its patches, "
-                f"{patch[0]} x {patch[1]}, found {shape[1]} x {shape[2]}"
-            )
+            wanted = f"images whose height and width are multiples of its patches, {patch[0]} x {patch[1]}"
+            raise RecipeError(f"timm, {architecture!r}: expected {wanted}, found {shape[1]} x {shape[2]}")
         self.features = self.net.head_hidden_size
 
     def forward(self, x: Tensor) -> Tensor:

@@ -535,19 +535,6 @@ class OdsF(Measure):
         return {"odsf": best_f(self.hits, self.predicted, self.actual, 1.0) if self.seen else math.nan}
 
 
-class UpHead(nn.Sequential):
-    """Features at stride 4 to predictions at full size: two transposed convolutions and a 1x1 convolution.
-
-    B x F x H x W becomes B x `channels` x 4H x 4W, over F/2 and F/4 channels and with no activation in between
-    (FedHCA2's release; 96, 48, 24 for Swin-T).
-    """
-
-    def __init__(self, features: int, channels: int) -> None:
-        half, quarter = max(features // 2, 1), max(features // 4, 1)
-        larger = [nn.ConvTranspose2d(a, b, 2, stride=2) for a, b in ((features, half), (half, quarter))]
-        super().__init__(*larger, nn.Conv2d(quarter, channels, kernel_size=1))
-
-
 @dataclass(frozen=True)
 class DenseTask(Task):
     """A task with one prediction per pixel."""
@@ -565,8 +552,14 @@ class DenseTask(Task):
             raise RecipeError(f"task {self.name!r}, channels: expected {found}")
 
     def head(self, features: int) -> nn.Module:
-        """Return a head from features at stride 4 to predictions at full size."""
-        return UpHead(features, self.channels)
+        """Return a head from features at stride 4 to predictions at full size.
+
+        Two transposed convolutions and one of 1 x 1 make B x channels x 4H x 4W of B x F x H x W, over F/2 and F/4
+        channels and with no activation in between (FedHCA2's release; 96, 48, 24 for Swin-T).
+        """
+        half, quarter = max(features // 2, 1), max(features // 4, 1)
+        larger = [nn.ConvTranspose2d(a, b, 2, stride=2) for a, b in ((features, half), (half, quarter))]
+        return nn.Sequential(*larger, nn.Conv2d(quarter, self.channels, kernel_size=1))
 
     def like(self, target: Tensor) -> Tensor:
         """Return the shape of a prediction for labels."""
@@ -626,15 +619,11 @@ class Semseg(DenseTask):
         for client, some in (self.labelled or {}).items():
             known = range(1, self.channels)
             if not some or len({*some}) != len(some) or not all(type(c) is int and c in known for c in some):
-                raise RecipeError(
-                    f"task {self.name!r}, labelled, client {client!r}: {list(some)} found, expected different classes "
-                    f"from 1 to {self.channels - 1}"
-                )
+                found = f"{list(some)} found, expected different classes from 1 to {self.channels - 1}"
+                raise RecipeError(f"task {self.name!r}, labelled, client {client!r}: {found}")
         if self.channels + len(self.sets) > IGNORE:
-            raise RecipeError(
-                f"task {self.name!r}: {self.channels} classes and {len(self.sets)} different sets in labelled found, "
-                f"expected at most {IGNORE} together"
-            )
+            found = f"{self.channels} classes and {len(self.sets)} different sets in labelled found"
+            raise RecipeError(f"task {self.name!r}: {found}, expected at most {IGNORE} together")
 
     def _rest(self, some: Sequence[int]) -> tuple[int, ...]:
         return tuple(c for c in range(self.channels) if c not in some)

@@ -117,11 +117,9 @@ class Own(Task):
         functions = {f"metric {each.name!r}": each.score for each in measured if not hasattr(each.score, "compute")}
         for what, call in {"loss": loss, **functions}.items():
             if isinstance(base, Regression | Depth) and _pairs_all(call, (1, 1) if base.dense else ()):
+                found = "a function that compares every output (B x 1) with every label (B) found"
                 pair = "such as lambda outputs, labels: FUNCTION(outputs.squeeze(1), labels)"
-                raise RecipeError(
-                    f"task {base.name!r}, {what}: a function that compares every output (B x 1) with every label (B) "
-                    f"found, expected one that pairs them, {pair}"
-                )
+                raise RecipeError(f"task {base.name!r}, {what}: {found}, expected one that pairs them, {pair}")
         return Own(base.name, base.channels, base.weight, base=base, own_loss=loss, measured=measured)
 
     def __post_init__(self) -> None:
