@@ -14,18 +14,7 @@ from fedloom.core.errors import DataError, RecipeError, at, nearest
 from fedloom.core.settings.section import Count
 from fedloom.data import prepare
 from fedloom.data.combine import of_classes
-from fedloom.data.inputs import (
-    Axes,
-    Moments,
-    as_inputs,
-    copied,
-    doubtful_axes,
-    far_off,
-    finite,
-    signal_of,
-    stated,
-    with_vocabulary,
-)
+from fedloom.data.inputs import Axes, as_inputs, copied, doubtful_axes, far_off, finite, signal_of, with_vocabulary
 from fedloom.data.prepare import DATASETS, SPLITS, Array, Augment, DenseLabel, Name, Part, Reading, Store, TestFraction
 from fedloom.models.signal import Kind, Signal
 
@@ -110,9 +99,8 @@ def arrays(
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.
     """
     if dense is not None:
-        beside: dict[str, Any] = {"labels": labels, "classes": classes, "size": size, "channels": channels}
-        beside |= {"signal": signal, "axes": axes}
-        for what, value in beside.items():
+        beside = {"labels": labels, "classes": classes, "size": size, "channels": channels, "signal": signal}
+        for what, value in (beside | {"axes": axes}).items():
             if value is not None:
                 raise RecipeError(f"arrays: {what} cannot be combined with dense: leave one of them out")
     labels = {} if dense is not None else labels or {"label": "y_{split}"}
@@ -172,7 +160,7 @@ def arrays(
         data, inputs = Dataset(store.path.stem, *built, domains), [part.images for part in built[1:]]
     else:
         said = signal or ("series" if axes and parts[0].inputs.ndim == 3 else None)
-        known, normal = _ready(where, parts, stated(said), size, channels, axes)
+        known, normal = _ready(where, parts, said, size, channels, axes)
         counts, called = {t: each[0] for t, each in found.items()}, {t: each[1] for t, each in found.items() if each[1]}
         with at(where):
             data = of_classes(store.path.stem, counts, parts, normal, domains, signal=known, classes=called)
@@ -182,12 +170,11 @@ def arrays(
     doubts = [*_in_both(parts, group), *copied({places[0]: inputs[0]}, {places[1]: inputs[1]}, data.signal)]
     doubts += doubtful_axes(data.input_shape, data.signal, "data.axes={}") if axes is None else ()
     doubts += far_off(_moments_by_domain(inputs[0], parts[0].domain, data), data.signal)
-    more: dict[str, Any] = {"redrawn": test_fraction is not None, "group": parts[0].group, "doubts": tuple(doubts)}
-    more |= {"drawn_from": drawn_from}
-    return replace(data, reading=Reading(turned=axes == "NTC"), **more)
+    more: dict[str, Any] = {"reading": Reading(turned=axes == "NTC"), "redrawn": test_fraction is not None}
+    return replace(data, group=parts[0].group, doubts=tuple(doubts), drawn_from=drawn_from, **more)
 
 
-def _moments_by_domain(inputs: Tensor, domain: Array | None, data: Dataset) -> dict[str, Moments]:
+def _moments_by_domain(inputs: Tensor, domain: Array | None, data: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the mean and the deviation of each channel in each domain with two examples or more; of images nothing."""
     if domain is None or data.signal is None or data.signal.kind in ("image", "tokens"):
         return {}
@@ -207,13 +194,12 @@ def _in_both(parts: Sequence[Part], group: str | None) -> tuple[str, ...]:
 
 
 def _ready(
-    where: str, parts: Sequence[Part], signal: Signal | None, size: int | None, channels: int | None, axes: Axes | None
+    where: str, parts: Sequence[Part], said: Kind | Signal | None, size: Any, channels: Any, axes: Axes | None
 ) -> tuple[Signal, tuple[Any, ...]]:
     """Turn both parts' inputs into those of models, in place; return their kind, and what they are normalised with.
     That are the train part's statistics; tokens are not normalised."""
-    for part in parts:  # the other part is of the kind of the first
-        signal = signal_of(part.inputs, signal, f"{where}, {part.key!r}")
-    assert signal is not None
+    signal = signal_of(parts[0].inputs, said, f"{where}, {parts[0].key!r}")
+    signal_of(parts[1].inputs, signal, f"{where}, {parts[1].key!r}")
     for part in parts:
         part.inputs = as_inputs(part.inputs, signal, size, channels, f"{where}, {part.key!r}", axes)
     inputs = [part.inputs for part in parts]

@@ -45,9 +45,8 @@ def loaded(entry: Registered, seed: int, params: Mapping[str, Any]) -> Dataset:
     built = entry.make(seed, **params)
     built = getattr(built, "dataset", built)
     if not isinstance(built, Dataset):
-        raise RecipeError(
-            f"data: {entry.name} gives {type(built).__name__}, expected a fedloom.Federation or a fedloom.data.Dataset"
-        )
+        expected = "a fedloom.Federation or a fedloom.data.Dataset"
+        raise RecipeError(f"data: {entry.name} gives {type(built).__name__}, expected {expected}")
     return built
 
 
@@ -283,9 +282,8 @@ def _labels(
         return labels, {called[task]: count for task, count in own.items()}
     if len(own) > 1 or (by_domain and groups):
         found = ", ".join(own) + (", and both of them" if by_domain and groups else "")
-        raise RecipeError(
-            f"many, set {name!r}: by_domain and classes can split only a data set with one task, found {found}"
-        )
+        only = "by_domain and classes can split only a data set with one task"
+        raise RecipeError(f"many, set {name!r}: {only}, found {found}")
     ((task, total),) = own.items()
     whole = {split: part.labels_of(task) for split, part in parts.items()}
     if by_domain:
@@ -427,8 +425,7 @@ def embedded(
             return TensorExamples(x, labels, of.domain)
 
         both = part(data.train), part(data.test)
-        more: dict[str, Any] = {"redrawn": data.redrawn, "doubts": data.doubts, "group": data.group}
-        more |= {"drawn_from": data.drawn_from}
+        more: dict[str, Any] = {key: getattr(data, key) for key in ("redrawn", "drawn_from", "doubts", "group")}
         return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal, **more)
 
     place = _place(seed, of, encoder, weights)

@@ -66,7 +66,7 @@ def stated(signal: Kind | Signal | None) -> Signal | None:
     return signal if signal is None or isinstance(signal, Signal) else Signal(kind=signal)
 
 
-def signal_of(array: Array, known: Signal | None, where: str) -> Signal:
+def signal_of(array: Array, said: Kind | Signal | None, where: str) -> Signal:
     """Return the kind of the inputs in an array: as stated, or by shape and type.
 
     By default N x F are features, four axes are images, and N x A x B are grey images where A = B, or where they are
@@ -74,9 +74,8 @@ def signal_of(array: Array, known: Signal | None, where: str) -> Signal:
     the candidates, for one that may be of several kinds.
     """
     shown = f"found {array.dtype} of shape {array.shape}"
-    kinds = kinds_of(array)
-    if known is None:
-        if not kinds:
+    if (known := stated(said)) is None:
+        if not (kinds := kinds_of(array)):
             shapes = "; ".join(f"{layout} ({kind})" for kind, layout in LAYOUTS.items())
             raise DataError(f"{where}: {shown}, expected numbers of one of the shapes {shapes}")
         if len(kinds) > 1:
@@ -139,10 +138,8 @@ def finite(inputs: Tensor | Array, where: str) -> None:
             real = rows if isinstance(rows, torch.Tensor) else torch.from_numpy(rows.astype(np.float32, copy=False))
         bad.append(~real.reshape(len(real), -1).isfinite().all(1))
     if len(places := torch.cat(bad).nonzero()):
-        raise DataError(
-            f"{where}: {len(places)} of {len(inputs)} inputs have NaN or infinity, the first at position "
-            f"{int(places[0])}; replace these values, or leave the examples out"
-        )
+        found = f"{len(places)} of {len(inputs)} inputs have NaN or infinity, the first at position {int(places[0])}"
+        raise DataError(f"{where}: {found}; replace these values, or leave the examples out")
 
 
 def turned(inputs: Tensor, where: str, axes: int = 3) -> Tensor:
@@ -342,8 +339,7 @@ def is_deep(file: Path) -> bool:
 
 
 def frames_of(file: Path) -> tuple[int, int, int]:
-    """Return (slices, height, width) of a file's images, as `pixels_of` reads them, from its header. DataError where it
-    cannot be read."""
+    """Return (slices, height, width) of the images that `pixels_of` reads, from a file's header, or a DataError."""
     with parsing(f"{file}: cannot be read"):
         if (package := package_of(file)) == "nibabel":
             high, wide, *slices = _volume(file).shape
@@ -454,7 +450,9 @@ def read_folders(
 
     both = dict(zip(sources, in_threads(pixels, sources.values()), strict=True))
     read, shapes = {name: x for name, (x, _) in both.items()}, {name: shape for name, (_, shape) in both.items()}
-    forms = {_form(x): sources[name].name for name, x in read.items()}
+    # those of 8 bits are scaled to 0..1, others are not
+    bits = {name: "8" if x.dtype == np.uint8 else "more" for name, x in read.items()}
+    forms = {f"{_size(x.shape[1:])} with {bits[name]} bits": sources[name].name for name, x in read.items()}
     if len(forms) > 1:
         (one, a), (two, b) = list(forms.items())[:2]
         advice = "make all images the same size (or give fl.Federation a size), number of channels and bits"
@@ -603,8 +601,3 @@ def _maps(
 
 def _size(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
-
-
-def _form(pixels: Array) -> str:
-    """Return what the images of a folder must have in common. Those of 8 bits are scaled to 0..1, others are not."""
-    return f"{_size(pixels.shape[1:])} with {'8' if pixels.dtype == np.uint8 else 'more'} bits"

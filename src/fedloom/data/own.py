@@ -18,16 +18,7 @@ from fedloom.core.settings.section import client_name
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import checked
 from fedloom.data.dataset import Dataset
-from fedloom.data.inputs import (
-    LARGE,
-    Axes,
-    badly_scaled,
-    copied,
-    doubtful_axes,
-    far_off,
-    stated,
-    with_vocabulary,
-)
+from fedloom.data.inputs import LARGE, Axes, badly_scaled, copied, doubtful_axes, far_off, stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.rules import as_partition, by_rank, ids, set_apart
 from fedloom.data.pieces import Keys, Piece, aligned, as_input, gathered, read, scaled, unfit
@@ -196,7 +187,10 @@ class Federation:
         )
         moments = {where: channel_moments(x) for where, x in trained.items() if x.is_floating_point() and len(x) > 1}
         far = far_off(moments, signal)
-        told = _untested(own, clients or {}) if own and test is None else []
+        told = list[str]()
+        if own and test is None and (without := [who for who in clients or {} if who not in own]):
+            said = f"no test data for {first_of(without)}, so numbers on test data are those of the other clients"
+            told.append(f"{said}; give these clients test=, or the federation one that all share")
         told += [*_large_labels(parts, known), *(far or badly_scaled(moments, signal))]
         told += [f"{first.where}: {doubt}" for doubt in doubtful_axes(first.shape, signal, "axes='{}'") if axes is None]
         for warning in told:
@@ -312,13 +306,6 @@ def _public(inputs: Any, shape: tuple[int, ...], is_real: bool = False) -> Tenso
         found = f"an array of shape {tuple(x.shape)}"
         raise unfit("Federation, public", found, f"at least one input of shape {tuple(shape)}")
     return scaled(x)
-
-
-def _untested(own: Mapping[str, Any], clients: Iterable[str]) -> list[str]:
-    """Return a sentence about the clients without test data where others have their `own`."""
-    without = [who for who in clients if who not in own]
-    said = f"no test data for {first_of(without)}, so numbers on test data are those of the other clients"
-    return [f"{said}; give these clients test=, or the federation one that all share"] if without else []
 
 
 def _large_labels(parts: Sequence[Piece], known: Mapping[str, Task]) -> list[str]:

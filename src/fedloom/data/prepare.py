@@ -187,8 +187,7 @@ def need_room(file: Path, times: int) -> None:
 
 def cache_folder() -> Path:
     """Return the folder of caches: FEDLOOM_CACHE, or `fedloom` in XDG_CACHE_HOME, or ~/.cache/fedloom."""
-    named = os.environ.get("FEDLOOM_CACHE")
-    if named:
+    if named := os.environ.get("FEDLOOM_CACHE"):
         return Path(named).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom"
 
@@ -246,8 +245,7 @@ def _checksum(array: Array) -> int:
 def in_threads(one: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Return what `one` makes of each item: decoding, resizing and hashing leave the interpreter lock.
 
-    DataError where it raises one, with a line for each of the first SHOWN items that fail: a folder has several bad
-    files more often than one.
+    DataError with a line for each of the first SHOWN items that fail: a folder often has several bad files.
     """
 
     def attempt(item: T) -> R | DataError:
@@ -412,9 +410,8 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         if path.suffix == ".csv":
-            raise DataError(
-                f"arrays: {path} is a table: use `data: {{name: table}}`, which `fedloom init {path}` writes"
-            )
+            use = f"use `data: {{name: table}}`, which `fedloom init {path}` writes"
+            raise DataError(f"arrays: {path} is a table: {use}")
         if path.is_dir():
             self.keys = sorted(file.stem for file in path.glob("*.npy"))
         elif path.is_file():

@@ -163,16 +163,12 @@ def _classes(column: Column, stated: Sequence[str] | None) -> tuple[str, ...]:
     """Return the classes of a column. Raises DataError for labels that are no classes, or not among those `stated`."""
     if stated is not None:
         if strange := column.coded(stated)[1]:
-            column.fail(
-                f"the label {strange[0]!r} found, expected {', '.join(stated[:20])}; add it to data.classes, or to "
-                "data.missing if it means missing"
-            )
+            advice = "add it to data.classes, or to data.missing if it means missing"
+            column.fail(f"the label {strange[0]!r} found, expected {', '.join(stated[:20])}; {advice}")
         return tuple(stated)
     if is_real(column):
-        column.fail(
-            f"{len(column.distinct)} different numbers found, expected classes: replace them by a few ranges, such as "
-            "low and high, or list them as data.classes"
-        )
+        advice = "replace them by a few ranges, such as low and high, or list them as data.classes"
+        column.fail(f"{len(column.distinct)} different numbers found, expected classes: {advice}")
     return tuple(classes_of(column))
 
 
@@ -234,10 +230,9 @@ def _doubts(own: Words, train: Sequence[Sequence[str]], test: Sequence[Sequence[
     listed, known = set(own.listed), set(map(tuple, train))
     tested = [word in listed for words in test for word in words[: own.length]]
     if (other := tested.count(False)) > UNKNOWN * len(tested):
-        found = (
-            f"{other:,} of {len(tested):,} words of the test part ({other / len(tested):.0%}) are not in the vocabulary"
-        )
-        yield f"{found}: a larger data.vocabulary, another list as data.words or more training texts help"
+        found = f"{other:,} of {len(tested):,} words of the test part ({other / len(tested):.0%})"
+        advice = "a larger data.vocabulary, another list as data.words or more training texts help"
+        yield f"{found} are not in the vocabulary: {advice}"
     if (copies := sum(tuple(words) in known for words in test)) >= COPIED * len(test):
         found = f"{copies:,} of {len(test):,} test texts are word for word copies of training texts"
         yield f"{found}: test scores are too good, so remove the copies"

@@ -477,10 +477,8 @@ def as_partition(value: Any, pool: Pool, seed: int) -> Partition:
     if isinstance(value, list | tuple) and value:
         return listed(pool, seed, clients=[_positions(each, number) for number, each in enumerate(value)])
     forms = "a name, a section, lists of positions, {client: positions}"
-    raise DataError(
-        f"partition: {value!r} found, expected {forms} or a function of (pool, seed) that gives one of the last two or "
-        "a Partition"
-    )
+    function = "a function of (pool, seed) that gives one of the last two or a Partition"
+    raise DataError(f"partition: {value!r} found, expected {forms} or {function}")
 
 
 def _positions(each: Any, who: object) -> Positions:
@@ -653,11 +651,9 @@ def by_class(
         if (drawn := min(map(len, groups))) >= least:
             return groups
         smallest = max(smallest, drawn)
-    raise RecipeError(
-        f"{what}: after {tries} draws with alpha {alpha} the smallest of {count} clients had at best {smallest} "
-        f"examples, expected {least}: raise alpha or lower the clients or min_examples"
-        + ("" if balanced else ", or set balanced")
-    )
+    found = f"the smallest of {count} clients had at best {smallest} examples, expected {least}"
+    advice = f"raise alpha or lower the clients or min_examples{'' if balanced else ', or set balanced'}"
+    raise RecipeError(f"{what}: after {tries} draws with alpha {alpha} {found}: {advice}")
 
 
 def classes_of(pool: Pool, task: str) -> Labels:

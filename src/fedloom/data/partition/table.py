@@ -219,10 +219,8 @@ class Partition:
                 s.check(pool)
                 taken = s.index[holder[s.index] >= 0]
                 if len(taken) and not shared:
-                    raise DataError(
-                        f"clients {names[holder[taken[0]]]!r} and {s.client!r} both hold example {taken[0]} "
-                        f"({len(taken)} in common); expected disjoint shares"
-                    )
+                    both = f"clients {names[holder[taken[0]]]!r} and {s.client!r} both hold example {taken[0]}"
+                    raise DataError(f"{both} ({len(taken)} in common); expected disjoint shares")
                 holder[s.index] = number
             for task in pool.tasks:
                 if not any(task in s.tasks for s in self.shares):
