@@ -18,7 +18,7 @@ from fedloom.core.errors import DataError, RecipeError, choices, first_of, parsi
 from fedloom.core.lazy import need
 from fedloom.core.settings.section import Count, Positive
 from fedloom.data import prepare
-from fedloom.data.combine import TASK, Columns, Pad, Side, combine, of_classes, pictures
+from fedloom.data.combine import TASK, Columns, Pad, Pieces, Side, combine, of_classes, pictures
 from fedloom.data.folders import matlab, split_list
 from fedloom.data.inputs import SUFFIXES, Fit, as_images, marks, read
 from fedloom.data.prepare import DATASETS, SPLITS, Array, Name, Part, TestFraction
@@ -206,7 +206,7 @@ def domain_folders(
     # An empty folder is no class, but at a node, which has one domain: so its site names a class that only others have.
     blank = Content() if len(names) == 1 else None
     classes = sorted({kind for own in inside.values() for kind, found in own.items() if found.images or found == blank})
-    parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
+    parts: Pieces = {split: [] for split in SPLITS}
     seen: dict[str, list[tuple[bytes, str]]] = {split: [] for split in SPLITS}
     for number, name in enumerate(names):
         files, labels = _labelled(base / name, {kind: inside[name].get(kind, Content()) for kind in classes})
@@ -250,7 +250,7 @@ def digit_files(
     """
     prepare.no_repeats("digit-files", "domain", domains)
     base = Path(root).expanduser()
-    parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
+    parts: Pieces = {split: [] for split in SPLITS}
     for number, name in enumerate(domains):
         for split in SPLITS:
             where = f"digit-files, {name}, {split}, below {base.absolute()}"

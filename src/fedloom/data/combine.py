@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 TASK = "label"
 Columns = Mapping[str, Array]
 """Task -> labels of a set's examples."""
+Pieces = dict[str, list[tuple["Tensor", Array, Array]]]
+"""`train` and `test` -> images (n x 3 x H x W, uint8), their labels (n) and their domains' numbers (n), by piece."""
+Make = Callable[[str, list[Any], dict[str, "Tensor"], "Tensor"], "Examples"] | None
+"""(split, each set's inputs, labels per task (N, int16, -1 outside the task's set), domain (N)) -> the examples."""
 Group = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2)]
 Pad = Annotated[int, Field(ge=0, le=32)]
 Side = Annotated[int, Field(ge=8)]
@@ -109,16 +113,12 @@ def of_classes(
 
 
 def combine(
-    name: str,
-    sets: Mapping[str, Mapping[str, tuple[Columns, Any]]],
-    classes: Mapping[str, int],
-    make: Callable[[str, list[Any], dict[str, Tensor], Tensor], Examples] | None = None,
+    name: str, sets: Mapping[str, Mapping[str, tuple[Columns, Any]]], classes: Mapping[str, int], make: Make = None
 ) -> Dataset:
     """Join sets one after another, each with tasks of its own: name -> split -> ({task: labels}, inputs).
 
-    The sets are its domains. `make` (split, each set's inputs, labels per task (N, int16, -1 outside the task's set),
-    domain (N)) makes the examples; by default of images in memory, each set normalised by its own train part. A task
-    has as many classes as `classes` says, or else its largest label. DataError where a task has no label in a part.
+    The sets are its domains. By default, examples are images in memory, each set normalised by its own train part. A
+    task has as many classes as `classes` says, or else its largest label. DataError where one has no label in a part.
     """
     import torch
 
@@ -154,19 +154,9 @@ def combine(
     return Dataset(name, tuple(tasks.values()), joined("train"), joined("test"), tuple(sets))
 
 
-def pictures(
-    name: str,
-    parts: Mapping[str, Sequence[tuple[Tensor, Array, Array]]],
-    domains: tuple[str, ...],
-    classes: int,
-    pad: int,
-    flip: bool,
-) -> Dataset:
-    """Make a data set of one task, `label`, cropped and mirrored at random for training.
-
-    `parts` has for "train" and "test" some images (n x 3 x H x W, uint8), their labels (n) and their domains' numbers
-    (n), piece by piece. DataError where a domain has no example in a part.
-    """
+def pictures(name: str, parts: Pieces, domains: tuple[str, ...], classes: int, pad: int, flip: bool) -> Dataset:
+    """Make a data set of one task, `label`, cropped and mirrored at random for training. DataError where a domain has
+    no example in a part."""
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples, label_bytes
@@ -343,7 +333,7 @@ def joined_domains(
     """
     import torch
 
-    parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
+    parts: Pieces = {split: [] for split in SPLITS}
     domains: list[str] = []
     classes: dict[str, int] = {}
     every = {name: load(seed, section, root, {"size": size, "channels": 3}) for name, section in sets.items()}

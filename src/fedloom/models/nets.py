@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedloom.core.errors import UserError, first_of, parsing
 from fedloom.core.lazy import need
-from fedloom.models.signal import Decoding, Norm
+from fedloom.models.signal import Decoding, Norm, Shape
 
 
 class Encoder(nn.Module):
@@ -31,11 +31,8 @@ class Encoder(nn.Module):
     features: int
     reads_tokens: bool = False
     """True if its inputs are whole numbers that stand for something."""
-
-    @property
-    def seen(self) -> tuple[Sequence[float], Sequence[float]] | None:
-        """Mean and standard deviation by channel, of 0..1, of the images that its known weights were trained on."""
-        return None
+    seen: tuple[Sequence[float], Sequence[float]] | None = None
+    """Mean and standard deviation by channel, of 0..1, of the images that its known weights were trained on."""
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a checkpoint (name -> tensor) under this encoder's own names, which here it must have already."""
@@ -62,9 +59,7 @@ class PyramidEncoder(Encoder):
 class SmallCNN(Encoder):
     """Convolution, pool 2 x 2, convolution, pool, linear; the kernel's size and the second pool are given."""
 
-    def __init__(
-        self, shape: tuple[int, int, int], width: int, hidden: int, kernel: int, pool: tuple[int, int]
-    ) -> None:
+    def __init__(self, shape: Shape, width: int, hidden: int, kernel: int, pool: tuple[int, int]) -> None:
         super().__init__()
         channels, height, breadth = shape
         self.features = hidden
@@ -127,7 +122,7 @@ class BasicBlock(nn.Module):
 class ResNet(Encoder):
     """Stem, four stages of one basic block each, mean over positions."""
 
-    def __init__(self, shape: tuple[int, int, int], width: int, norm: Norm) -> None:
+    def __init__(self, shape: Shape, width: int, norm: Norm) -> None:
         super().__init__()
         self.features = 8 * width
         self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Norm = Literal["batch", "group"]
 Decoding = Literal["pyramid", "transposed", "thesis"]
+Shape = tuple[int, int, int]
+"""Channels, height and width of images."""
 Kind = Literal["image", "series", "features", "tokens"]
 AXES: dict[Kind, tuple[str, ...]] = {
     "image": ("channels", "height", "width"),

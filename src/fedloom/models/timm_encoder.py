@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedloom.core.errors import RecipeError, nearest
 from fedloom.core.lazy import need
 from fedloom.models.nets import Encoder, PyramidEncoder
+from fedloom.models.signal import Shape
 
 timm = need("timm", "vision")
 """Imported here, so that worker processes, which unpickle modules of timm, have it through `need` too."""
@@ -28,12 +29,7 @@ class TimmPyramid(PyramidEncoder):
     """
 
     def __init__(
-        self,
-        architecture: str,
-        shape: tuple[int, int, int],
-        dim: int | None = None,
-        drop_path: float | None = None,
-        **overrides: Any,
+        self, architecture: str, shape: Shape, dim: int | None = None, drop_path: float | None = None, **overrides: Any
     ) -> None:
         super().__init__()
         swin = architecture.startswith("swin")
@@ -58,7 +54,7 @@ class TimmPyramid(PyramidEncoder):
         self.made: dict[str, Any] = {"model_name": architecture, "in_chans": shape[0], **overrides}
         """Arguments of timm.create_model for the network before it is pruned; it has no classifier."""
         net.prune_intermediate_layers(self.levels, prune_norm=True, prune_head=True)
-        self.net = net
+        self.net, self.seen = net, (net.pretrained_cfg["mean"], net.pretrained_cfg["std"])
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in self.channels) if swin else None
         self._check(f"timm {timm.__version__}, {architecture!r}", shape[0])
 
@@ -78,11 +74,6 @@ class TimmPyramid(PyramidEncoder):
         if self.norms is None:
             return maps
         return [norm(m.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) for norm, m in zip(self.norms, maps, strict=True)]
-
-    @property
-    def seen(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Return the mean and standard deviation that timm states."""
-        return self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Convert timm's own weights, or those of a segmentation network whose backbone has the original Swin names. A
@@ -133,12 +124,13 @@ class TimmEncoder(Encoder):
     goes to timm.create_model. RecipeError where timm does not know the architecture, or it does not take such images.
     """
 
-    def __init__(self, architecture: str, shape: tuple[int, int, int], **overrides: Any) -> None:
+    def __init__(self, architecture: str, shape: Shape, **overrides: Any) -> None:
         super().__init__()
         config = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
         if config is not None and config.fixed_input_size:
             overrides["img_size"] = shape[1:]
         self.net = network(architecture, shape[0], **overrides)
+        self.seen = self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
         self.made: dict[str, Any] = {"model_name": architecture, "in_chans": shape[0], **overrides}
         """Arguments of timm.create_model for the network; it has no classifier."""
         patch = getattr(getattr(self.net, "patch_embed", None), "patch_size", (1, 1))
@@ -150,8 +142,6 @@ class TimmEncoder(Encoder):
     def forward(self, x: Tensor) -> Tensor:
         """Map B x C x H x W to B x features."""
         return self.net(x)
-
-    seen = TimmPyramid.seen
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Convert timm's own weights too: position embeddings are resized, a classifier is left out."""

@@ -32,6 +32,7 @@ ValFraction = BelowOne
 Names = Annotated[list[str], Field(min_length=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positions = list[int]
+Rng = np.random.Generator
 
 
 @PARTITIONERS.register("iid", source="MaT-FL, 'homo'")
@@ -243,7 +244,7 @@ def _given(pool: Pool, groups: list[Names], clients: int | None) -> Held:
     return [dict.fromkeys(groups[k % len(groups)], 1.0) for k in range(clients or len(groups))]
 
 
-def _drawn(pool: Pool, per_client: int, clients: int | None, rng: np.random.Generator) -> Held:
+def _drawn(pool: Pool, per_client: int, clients: int | None, rng: Rng) -> Held:
     """Draw groups of `per_client` tasks, each of those that the fewest clients hold so far."""
     if clients is None:
         raise RecipeError("task-groups: tasks_per_client needs the number of clients: add clients")
@@ -259,9 +260,7 @@ def _drawn(pool: Pool, per_client: int, clients: int | None, rng: np.random.Gene
     return held
 
 
-def _split(
-    pool: Pool, held: Held, alpha: float | None, least: int, tries: int, rng: np.random.Generator, partitioner: str
-) -> Groups:
+def _split(pool: Pool, held: Held, alpha: float | None, least: int, tries: int, rng: Rng, partitioner: str) -> Groups:
     """Split the examples of each task over the clients that hold it: by Dirichlet(alpha) per class, or evenly."""
     examples: dict[str, Groups] = {task: [np.empty(0, np.int64)] for task in pool.tasks}
     for tasks, index in patterns(pool, rng):
@@ -378,7 +377,7 @@ def _members(pool: Pool, names: Iterable[str], partitioner: str) -> dict[str, In
 
 
 def _allocated(
-    counts: Mapping[str, int], fractions: Mapping[str, float | None], drawn: bool, tries: int, rng: np.random.Generator
+    counts: Mapping[str, int], fractions: Mapping[str, float | None], drawn: bool, tries: int, rng: Rng
 ) -> list[str]:
     """Allocate a domain to each client: `counts` of each domain, shuffled; if `drawn`, only their total is kept."""
     order = [name for name, count in counts.items() for _ in range(count)]
@@ -407,9 +406,7 @@ def _excess(counts: Mapping[str, int], fractions: Mapping[str, float | None]) ->
     return ""
 
 
-def _draw(
-    members: Indices, sizes: Sequence[int], labels: Labels | None, rng: np.random.Generator, domain: str
-) -> Groups:
+def _draw(members: Indices, sizes: Sequence[int], labels: Labels | None, rng: Rng, domain: str) -> Groups:
     """Draw disjoint groups of these sizes; with `labels`, each group has every class of the domain's members."""
     groups = empty(len(sizes))
     if labels is not None:
@@ -497,7 +494,7 @@ def nodes(pool: Pool, seed: int) -> Partition:
     at_nodes()
 
 
-def stream(seed: int, *purpose: object) -> np.random.Generator:
+def stream(seed: int, *purpose: object) -> Rng:
     """Return the random stream of a partitioner."""
     return np.random.default_rng(derive_seed(seed, "partition", *purpose))
 
@@ -566,7 +563,7 @@ def tasks_of(pool: Pool, index: Indices) -> list[str]:
     return [task for task in pool.tasks if pool.labelled(task, index).any()]
 
 
-def patterns(pool: Pool, rng: np.random.Generator) -> list[tuple[tuple[str, ...], Indices]]:
+def patterns(pool: Pool, rng: Rng) -> list[tuple[tuple[str, ...], Indices]]:
     """Group examples by the tasks they have labels of, each group shuffled; leave unlabelled examples out."""
     labelled = np.stack([pool.labelled(task) for task in pool.tasks], axis=1)
     rows, which = np.unique(labelled, axis=0, return_inverse=True)
@@ -584,7 +581,7 @@ def cut(index: Indices, sizes: Sequence[int]) -> Groups:
     return [parts[rank] for rank in ranks]
 
 
-def deal(pool: Pool, held: Held, rng: np.random.Generator, sizes: Sequence[float] | None = None) -> Groups:
+def deal(pool: Pool, held: Held, rng: Rng, sizes: Sequence[float] | None = None) -> Groups:
     """Deal every labelled example to one client that holds a task it is labelled for. Clients get about equal numbers,
     or numbers in proportion to `sizes`."""
     groups = empty(len(held))
@@ -607,7 +604,7 @@ def add(groups: Groups, clients: Iterable[int], parts: Groups) -> None:
         groups[k] = np.concatenate([groups[k], part])
 
 
-def proportions(rng: np.random.Generator, alpha: float, count: int) -> np.ndarray[Any, Any]:
+def proportions(rng: Rng, alpha: float, count: int) -> np.ndarray[Any, Any]:
     """Draw from the symmetric Dirichlet distribution, also where a tiny alpha makes numpy's draw 0/0."""
     q = rng.dirichlet(np.full(count, alpha))
     if not np.isfinite(q).all():
@@ -620,7 +617,7 @@ def by_class(
     task: str,
     index: Indices,
     count: int,
-    rng: np.random.Generator,
+    rng: Rng,
     what: str,
     alpha: float,
     least: int,

@@ -35,6 +35,7 @@ from fedloom.models.tasks.task import IGNORE, Direction, Metric, Task
 Absent = Literal["skip", "zero"]
 Protocol = Literal["plain", "seism"]
 Label = Literal["classes", "binary", "normals", "depth"]
+Sets = Sequence[Sequence[int]]
 
 
 def _flat(labels: Tensor, pred: Tensor) -> Tensor:
@@ -109,11 +110,7 @@ def unit(vectors: Tensor) -> Tensor:
 
 
 def cross_entropy(
-    logits: Tensor,
-    labels: Tensor,
-    ignore: int = IGNORE,
-    weights: Sequence[float] | None = None,
-    sets: Sequence[Sequence[int]] = (),
+    logits: Tensor, labels: Tensor, ignore: int = IGNORE, weights: Sequence[float] | None = None, sets: Sets = ()
 ) -> Tensor:
     """Compute the cross entropy in nats over classes: semantic segmentation and human parts.
 
@@ -252,7 +249,7 @@ class MeanIoU(Measure):
     kind = "miou"
     matrix: Tensor
 
-    def __init__(self, classes: int, absent: Absent = "skip", sets: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, classes: int, absent: Absent = "skip", sets: Sets = ()) -> None:
         if absent not in ("skip", "zero"):
             raise ValueError(f"absent: expected 'skip' or 'zero', found {absent!r}")
         self.absent, self.sets = absent, sets
