@@ -179,9 +179,7 @@ def _moments_by_domain(inputs: Tensor, domain: Array | None, data: Dataset) -> d
     if domain is None or data.signal is None or data.signal.kind in ("image", "tokens"):
         return {}
     rows = {name: np.flatnonzero(domain == number) for number, name in enumerate(data.domains)}
-    return {
-        f"domain {name!r}": prepare.channel_moments(inputs[index]) for name, index in rows.items() if len(index) > 1
-    }
+    return {f"domain {name!r}": prepare.channel_moments(inputs[own]) for name, own in rows.items() if len(own) > 1}
 
 
 def _in_both(parts: Sequence[Part], group: str | None) -> tuple[str, ...]:
@@ -211,20 +209,18 @@ def _ready(
     return signal, prepare.channel_statistics(inputs[0])
 
 
-def _classes(
-    where: str, task: str, parts: Sequence[Part], stated: int | list[str] | None
-) -> tuple[int, tuple[str, ...]]:
+def _classes(where: str, task: str, parts: Sequence[Part], said: int | list[str] | None) -> tuple[int, tuple[str, ...]]:
     """Return the number of a task's classes, and their names, as stated or those of texts, which become their numbers
     in place. Without either there are as many as the largest label says."""
     about, columns = f"{where}, task {task!r}", [part.labels[task] for part in parts]
-    names = () if isinstance(stated, int | None) else tuple(stated)
+    names = () if isinstance(said, int | None) else tuple(said)
     if _are_texts(about, columns):
         found = np.unique(np.concatenate(columns)).tolist()
         names = names or tuple(text for text in found if text)
         if strange := [text for text in found if text and text not in names]:
             raise DataError(f"{about}: the label {strange[0]!r} found, expected {', '.join(names)}")
-        if isinstance(stated, int) and stated != len(names):
-            advice = f"list the names of all {stated} as classes"
+        if isinstance(said, int) and said != len(names):
+            advice = f"list the names of all {said} as classes"
             raise DataError(f"{about}: {len(names)} classes found ({', '.join(names)}); {advice}")
         place = {name: number for number, name in enumerate(names)}
         for part in parts:
@@ -232,7 +228,7 @@ def _classes(
     largest = max(int(part.labels[task].max()) for part in parts)
     if largest < 0:
         raise DataError(f"{about}: no example is labelled")
-    count = len(names) or (stated if isinstance(stated, int) else largest + 1)
+    count = len(names) or (said if isinstance(said, int) else largest + 1)
     if largest >= count:
         raise DataError(f"{about}: expected labels below {count}, found {largest}")
     return count, names

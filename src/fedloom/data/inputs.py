@@ -501,10 +501,9 @@ def _check_order(names: Sequence[str], where: str) -> None:
     """Raise DataError for file names, sorted as text, that lie in another order when their numbers are counted."""
     counted = sorted(names, key=lambda name: [int(part) if part.isdecimal() else part for part in _NUMBER.split(name)])
     if (pair := next(((a, b) for a, b in zip(names, counted, strict=True) if a != b), None)) is not None:
-        raise DataError(
-            f"{where}: labels without file names found, but {pair[0]} comes before {pair[1]} as text and after it as a "
-            "number; give a mapping {file name: label} or a pandas Series with the file names as its index"
-        )
+        order = f"{pair[0]} comes before {pair[1]} as text and after it as a number"
+        advice = "give a mapping {file name: label} or a pandas Series with the file names as its index"
+        raise DataError(f"{where}: labels without file names found, but {order}; {advice}")
 
 
 def _files(folder: Path, where: str) -> dict[str, Path]:

@@ -305,10 +305,9 @@ def _positions(file: Path, split: str, total: int) -> tuple[int, ...]:
 def _mapping(file: Path, classes: int) -> Array:
     """Read the table from the numbers of names (0 = unlabelled) to classes from 0, 255 = ignored."""
     if not file.is_file():
-        raise DataError(
-            f"{file} does not exist. It maps the 894 names to 40 classes (variable mapClass, published with the data "
-            "set's toolbox). Put the file there, or set first_ids: true to read the names as the thesis does"
-        )
+        what = "It maps the 894 names to 40 classes (variable mapClass, published with the data set's toolbox)"
+        advice = "Put the file there, or set first_ids: true to read the names as the thesis does"
+        raise DataError(f"{file} does not exist. {what}. {advice}")
     numbers = np.asarray(folders.matlab(file, "mapClass")).reshape(-1)
     if not len(numbers) or numbers.dtype.kind not in "uif" or numbers.min() < 0 or numbers.max() > 40:
         raise DataError(f"{file}, mapClass: expected classes 0..40, one per name, found {numbers.dtype}")

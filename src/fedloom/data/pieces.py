@@ -25,6 +25,7 @@ from fedloom.data.prepare import has_label
 from fedloom.models.tasks.dense import Depth, read_depth
 from fedloom.models.tasks.task import IGNORE, Task
 
+Tasks = Mapping[str, Task]
 FORMS = (
     "a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping, a TensorDataset, (x, y) or "
     "(x, {task: y}) as arrays or folders of images, or a split of Hugging Face datasets"
@@ -57,7 +58,7 @@ class Keys:
         inputs = inputs.float() if self.is_measured and inputs.dtype == torch.int64 else inputs
         return turned(inputs, where, axes) if self.is_turned else inputs
 
-    def chosen(self, item: Mapping[str, Any], tasks: Mapping[str, Task], where: str) -> tuple[Any, dict[str, Any]]:
+    def chosen(self, item: Mapping[str, Any], tasks: Tasks, where: str) -> tuple[Any, dict[str, Any]]:
         """Return the input and {task: label} of a mapping that has the input."""
         if self.labels is None:
             raise DataError(f"{where}: inputs= is given without labels=, expected {{task: key}} for {', '.join(tasks)}")
@@ -81,7 +82,7 @@ class Piece:
         return len(next(iter(self.labels.values())))
 
 
-def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
+def read(data: Any, tasks: Tasks, where: str, keys: Keys) -> Piece:
     """Read inputs and labels, and check them."""
     x: Any
     y: Any
@@ -158,10 +159,9 @@ def _padded(rows: Any, padding: int | None, where: str) -> Tensor:
     if not all(isinstance(token, Integral) for row in rows for token in row):
         raise _uneven(rows, where)
     if padding is None and any(0 in row for row in rows):
-        raise DataError(
-            f"{where}: lists of different lengths found. They are padded with 0, but 0 is a token too: add "
-            "signal=fedloom.data.Signal(kind='tokens', padding=...) with a number that no list contains"
-        )
+        found = "lists of different lengths found. They are padded with 0, but 0 is a token too"
+        advice = "add signal=fedloom.data.Signal(kind='tokens', padding=...) with a number that no list contains"
+        raise DataError(f"{where}: {found}: {advice}")
     tokens = [torch.tensor(row, dtype=torch.int64) for row in rows]
     return pad_sequence(tokens, batch_first=True, padding_value=padding or 0)
 
@@ -181,7 +181,7 @@ def aligned(pieces: list[Piece], padding: int | None) -> list[Piece]:
     return [filled(piece) for piece in pieces]
 
 
-def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
+def _items(data: Any, tasks: Tasks, where: str, keys: Keys) -> Piece:
     """Read a map-style data set: its labels once, its inputs when they are wanted."""
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, str | bytes | Mapping):
         hint = ""
@@ -207,10 +207,9 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
         x = keys.turned(as_input(x, about), about)
         first = x if first is None else first
         if x.shape != first.shape:
+            like = f"{(*first.shape,)} as the first example has"
             advice = "pad or cut inputs to one length, or give tokens as (lists, labels), which are padded"
-            raise unfit(
-                about, f"an input of shape {(*x.shape,)}", f"{(*first.shape,)} as the first example has; {advice}"
-            )
+            raise unfit(about, f"an input of shape {(*x.shape,)}", f"{like}; {advice}")
         if x.dtype != first.dtype:
             raise unfit(about, f"an input of {x.dtype}", f"{first.dtype} as the first example has")
         finite(x[None], about)
@@ -227,7 +226,7 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
     return Piece(where, data, labels, tuple(first.shape), first.dtype)
 
 
-def _pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple[Any, Mapping[str, Any]]:
+def _pair(item: Any, tasks: Tasks, where: str, keys: Keys) -> tuple[Any, Mapping[str, Any]]:
     """Return one example as (input, {task: label})."""
     if isinstance(item, Mapping):
         if keys.inputs is None:
@@ -238,9 +237,8 @@ def _pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple
             raise DataError(f"{where}: no key {keys.inputs!r} (inputs=). Found: {', '.join(map(str, item))}")
         return keys.chosen(item, tasks, where)
     if not isinstance(item, tuple | list) or len(item) < 2:
-        raise unfit(
-            where, type(item).__name__, "(x, y), (x, {task: y}) or a mapping; arrays as a pair: fl.Client((x, y))"
-        )
+        forms = "(x, y), (x, {task: y}) or a mapping; arrays as a pair: fl.Client((x, y))"
+        raise unfit(where, type(item).__name__, forms)
     x, *rest = item
     if len(rest) == 1:
         return x, _by_task(rest[0], tasks, where)
@@ -249,7 +247,7 @@ def _pair(item: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> tuple
     return x, dict(zip(tasks, rest, strict=True))
 
 
-def _by_task(labels: Any, tasks: Mapping[str, Task], where: str) -> Mapping[str, Any]:
+def _by_task(labels: Any, tasks: Tasks, where: str) -> Mapping[str, Any]:
     """Return labels by task: as they are, or as those of the only task."""
     if isinstance(labels, Mapping):
         return labels
@@ -392,20 +390,17 @@ def _maps(
         if isinstance(depth := task.known, Depth):
             metres = values[read_depth(values, values[:, None])[1]]
             if 2 * int((metres >= depth.limit).sum()) > len(metres):  # they would train, but not be measured
-                raise unfit(
-                    about,
-                    f"depths from {metres.min():g} to {metres.max():g}",
-                    f"metres, most of them below {depth.limit:g}; divide millimetres by 1000 (files may be .tif images "
-                    f"of floats), or raise the limit: fedloom.tasks.Depth({task.name!r}, limit=...)",
-                )
+                found = f"depths from {metres.min():g} to {metres.max():g}"
+                advice = "divide millimetres by 1000 (files may be .tif images of floats), or raise the limit"
+                limit = f"fedloom.tasks.Depth({task.name!r}, limit=...)"
+                raise unfit(about, found, f"metres, most of them below {depth.limit:g}; {advice}: {limit}")
         return values
     if values.is_floating_point():
         raise unfit(about, f"labels of {values.dtype}", "whole numbers, the classes of pixels")
     if present == [0, IGNORE]:
-        raise DataError(
-            f'{about}: only the labels 0 and {IGNORE} found, and {IGNORE} means "no label"; divide the masks by '
-            f"{IGNORE}, or add ignore={IGNORE} if these pixels have no label"
-        )
+        found = f'only the labels 0 and {IGNORE} found, and {IGNORE} means "no label"'
+        advice = f"divide the masks by {IGNORE}, or add ignore={IGNORE} if these pixels have no label"
+        raise DataError(f"{about}: {found}; {advice}")
     if strays := [label for label in present if not 0 <= label < task.channels and label != IGNORE]:
         raise unfit(_at(about, values == strays[0], files), f"the label {strays[0]}", _classes(task, IGNORE))
     return torch.where(values == -1, IGNORE, values.short()).to(torch.uint8)
@@ -441,9 +436,7 @@ def scaled(x: Tensor) -> Tensor:
     return x.float().div(255) if x.dtype == torch.uint8 else x
 
 
-def gathered(
-    parts: Sequence[Piece], tasks: Mapping[str, Task], like: Piece, keys: Keys, domain: Tensor | None = None
-) -> Examples:
+def gathered(parts: Sequence[Piece], tasks: Tasks, like: Piece, keys: Keys, domain: Tensor | None = None) -> Examples:
     """Join parts, whose inputs are like those of `like`: in memory where all are, else read example by example."""
     shape = like.shape
     labels = {}
@@ -458,10 +451,8 @@ def gathered(
         inputs = torch.cat(tensors) if tensors else torch.zeros(0, *shape, dtype=like.dtype)
         return TensorExamples(inputs, labels, domain, annotated=annotated)
     items = Items(tuple((p.where, p.source) for p in parts), shape, like.dtype, keys)
-    held = sum(tensor.nbytes for tensor in tensors)
-    return ItemExamples(
-        items, sum(map(len, parts)), shape, labels, domain, annotated=annotated, prefetch=False, held=held
-    )
+    count, held = sum(map(len, parts)), sum(tensor.nbytes for tensor in tensors)
+    return ItemExamples(items, count, shape, labels, domain, annotated=annotated, prefetch=False, held=held)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,10 +112,9 @@ class Share:
             raise DataError(f"{who} has no task")
         index = self.index
         if len(wrong := index[(index < 0) | (index >= len(pool))]):
-            raise DataError(
-                f"{who}, {_tasks(self.tasks)}: position {wrong[0]} found, expected 0 to {len(pool) - 1}: the data have "
-                f"{len(pool)} examples; had they more when the partition was made?"
-            )
+            found = f"position {wrong[0]} found, expected 0 to {len(pool) - 1}: the data have {len(pool)} examples"
+            asked = "had they more when the partition was made?"
+            raise DataError(f"{who}, tasks {', '.join(self.tasks)}: {found}; {asked}")
         if len(np.unique(index)) < len(index):
             raise DataError(f"{who} holds an example twice (in its train part, its validation part or both)")
         for task, weight in self.tasks.items():
@@ -244,8 +243,4 @@ def _named(saved: Any, number: int) -> str:
     known = saved if isinstance(saved, Mapping) else {}
     name = f" ({found(known['client'])})" if "client" in known else ""
     tasks = known.get("tasks")
-    return f"client {number}{name}" + (f", {_tasks(tasks)}" if isinstance(tasks, Mapping) else "")
-
-
-def _tasks(names: Iterable[str]) -> str:
-    return "tasks " + ", ".join(names)
+    return f"client {number}{name}" + (f", tasks {', '.join(tasks)}" if isinstance(tasks, Mapping) else "")

@@ -167,11 +167,9 @@ def draft(
     for name in names:
         if name in wanted or name == site:
             continue
-        if name in away or (chosen is not None and name not in chosen):
-            left_out[name] = ASKED
-            continue
-        if name == part:
-            left_out[name] = "it names the part of each row, train or test (data.split)"
+        is_asked = name in away or (chosen is not None and name not in chosen)
+        if is_asked or name == part:
+            left_out[name] = ASKED if is_asked else "it names the part of each row, train or test (data.split)"
             continue
         column = table.column(name)
         kind, why = kind_of(column, named=chosen is not None)
@@ -201,18 +199,13 @@ def draft(
     if not inputs:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(left_out.items())[:3])
         raise DataError(f"{where}: no column remains as an input ({reasons}); name inputs with features")
-    notes += [
-        f"no cell is {code!r}: does another code mean missing?"
-        for code in table.missing
-        if not any(table.column(name).has(code) for name in names)
-    ]
+    absent = [code for code in table.missing if not any(table.column(name).has(code) for name in names)]
+    notes += [f"no cell is {code!r}: does another code mean missing?" for code in absent]
     dates = [name for name in left_out if table.column(name).is_date]
     advice = "rows for tests are drawn at random in time; data.time={0} tests on each site's last rows"
     notes += [f"{name} has times: {advice.format(name)}" for name in dates[:1]]
-    notes += [
-        *shortened(uneven(table, inputs, rows, minimum)),
-        *shortened(repeated(table, [*left_out], inputs, len(rows.parts))),
-    ]
+    notes += shortened(uneven(table, inputs, rows, minimum))
+    notes += shortened(repeated(table, [*left_out], inputs, len(rows.parts)))
     return Draft(table, tasks, inputs, left_out, mode, frozenset(allowed), tuple(notes), part)
 
 

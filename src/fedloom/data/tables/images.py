@@ -117,8 +117,7 @@ def image_table(
 
 
 def _unlike(tasks: Mapping[str, Label], maps: Mapping[str, Tensor], rows: Rows) -> Iterator[str]:
-    """Yield a doubt for each site whose masks have one class only, beside pixels without a label if there are any, or
-    alone have a class."""
+    """Yield a doubt for each site whose masks have one class only, beside no label, or alone have a class."""
     for task, y in maps.items():
         found_at: dict[str, Array] = {}
         for site, parts in rows.parts.items() if tasks[task].kind == "segmentation" else ():

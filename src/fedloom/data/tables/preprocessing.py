@@ -26,7 +26,10 @@ Kind = Literal["number", "yes/no", "category"]
 Mode = Literal["federated", "local"]
 Declared = Kind | Sequence[str]
 """An input as a recipe declares it: its kind, or its categories."""
+Columns = Mapping[str, Declared]
+"""The inputs of a table, by their columns."""
 Scale = tuple[FiniteFloat, Positive]
+Tell = Callable[[str], None]
 LEAST = 0.05
 """The least standard deviation that statistics with noise may give, over half the range."""
 OFF = 3
@@ -150,7 +153,10 @@ Labels = Annotated[dict[str, CellLabel], AfterValidator(_with_classes)]
 """The labels of tasks as others send them and runs store them."""
 
 
-def label_columns(tasks: Mapping[str, Label]) -> list[str]:
+Tasks = Mapping[str, Label]
+
+
+def label_columns(tasks: Tasks) -> list[str]:
     """Return the columns that the labels of some tasks are read from."""
     return [column for task, label in tasks.items() for column in label.read_from(task)]
 
@@ -254,12 +260,7 @@ class Preprocessing(Section):
         return names
 
     def apply(
-        self,
-        table: Table,
-        sites: Sequence[str],
-        which: Array,
-        rows: Array | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        self, table: Table, sites: Sequence[str], which: Array, rows: Array | None = None, tell: Tell = lambda _: None
     ) -> Array:
         """Return inputs (N x F, float32) of a table's rows, or of the `rows` named.
 
@@ -320,11 +321,7 @@ class Preprocessing(Section):
         return out
 
     def fitted(
-        self,
-        inputs: Sequence[Input],
-        scales: Mapping[str, Mapping[str, Scale]],
-        tasks: Mapping[str, Label],
-        noise: float = 0.0,
+        self, inputs: Sequence[Input], scales: Mapping[str, Mapping[str, Scale]], tasks: Tasks, noise: float = 0.0
     ) -> Preprocessing:
         """Return it with these inputs and labels, scaled by {site: {column: mean and standard deviation}}."""
         labels = dict(tasks)
@@ -337,9 +334,7 @@ class Preprocessing(Section):
         return self.model_copy(update={"inputs": tuple(inputs), "scales": own, "tasks": labels, "noise": noise})
 
 
-def sent_of(
-    table: Table, declared: Mapping[str, Declared], tasks: Mapping[str, Label], rows: Array, minimum: int
-) -> dict[str, Statistics]:
+def sent_of(table: Table, declared: Columns, tasks: Tasks, rows: Array, minimum: int) -> dict[str, Statistics]:
     """Return what a site sends of its training rows (positions): column -> its statistics. The columns are the inputs,
     and the labels of regressions whose scale the recipe does not say."""
     kinds = {name: kind_of(stated)[0] for name, stated in declared.items()}
@@ -348,11 +343,7 @@ def sent_of(
 
 
 def combine(
-    sent: Mapping[str, Mapping[str, Statistics]],
-    declared: Mapping[str, Declared],
-    tasks: Mapping[str, Label],
-    table: Preprocessing,
-    where: str,
+    sent: Mapping[str, Mapping[str, Statistics]], declared: Columns, tasks: Tasks, table: Preprocessing, where: str
 ) -> Preprocessing:
     """Return a preprocessing with the inputs, scales and labels that follow from what sites sent: site -> column -> it.
     Raises DataError where this does not tell enough."""
@@ -405,9 +396,7 @@ class Noise:
         return total if self.local else self.on(total)
 
 
-def wanted(
-    declared: Mapping[str, Declared], tasks: Mapping[str, Label], ranges: Ranges
-) -> dict[str, tuple[float, float]]:
+def wanted(declared: Columns, tasks: Tasks, ranges: Ranges) -> dict[str, tuple[float, float]]:
     """Return the columns of which sites send shares and sums with noise, with their ranges. Raises DataError for
     numbers without a range, and categories that the recipe does not list."""
     kinds = {name: kind_of(stated) for name, stated in declared.items()}
@@ -417,10 +406,9 @@ def wanted(
     numbers = [name for name, (kind, _) in kinds.items() if kind == "number"]
     numbers += [name for task, label in tasks.items() if label.wants_scale for name in label.read_from(task)]
     if lacking := [name for name in numbers if name not in ranges]:
-        raise DataError(
-            f"data.ranges: no range of {', '.join(lacking)} found, but privacy needs a bound on what one site adds; "
-            f"state the least and the largest number that may count: {{{lacking[0]}: [least, most]}}"
-        )
+        why = f"no range of {', '.join(lacking)} found, but privacy needs a bound on what one site adds"
+        advice = f"state the least and the largest number that may count: {{{lacking[0]}: [least, most]}}"
+        raise DataError(f"data.ranges: {why}; {advice}")
     return {name: (0.0, 1.0) for name, (kind, _) in kinds.items() if kind == "yes/no"} | {n: ranges[n] for n in numbers}
 
 
@@ -442,12 +430,7 @@ def shares_of(table: Table, columns: Ranges, rows: Array, minimum: int) -> Array
 
 
 def with_noise(
-    total: Array,
-    declared: Mapping[str, Declared],
-    tasks: Mapping[str, Label],
-    ranges: Ranges,
-    multiplier: float,
-    table: Preprocessing,
+    total: Array, declared: Columns, tasks: Tasks, ranges: Ranges, multiplier: float, table: Preprocessing
 ) -> Preprocessing:
     """Return a preprocessing with the inputs, scales and labels that follow from sites' noisy sum of shares.
 
@@ -463,18 +446,13 @@ def with_noise(
     return table.fitted(_with_indicators(declared), {ALL: scales}, tasks, multiplier)
 
 
-def _with_indicators(declared: Mapping[str, Declared]) -> list[Input]:
+def _with_indicators(declared: Columns) -> list[Input]:
     kinds = {name: kind_of(stated) for name, stated in declared.items()}
     return [Input(column=name, kind=kind, values=values, indicator=True) for name, (kind, values) in kinds.items()]
 
 
 def fit(
-    table: Table,
-    declared: Mapping[str, Declared],
-    tasks: Mapping[str, Label],
-    rows: Mapping[str, Array],
-    mode: Mode,
-    minimum: int,
+    table: Table, declared: Columns, tasks: Tasks, rows: Mapping[str, Array], mode: Mode, minimum: int
 ) -> Preprocessing:
     """Compute the preprocessing from the training rows (positions) of each site. Raises DataError where a site's
     statistics do not tell enough, or with `local`, where the recipe does not."""
