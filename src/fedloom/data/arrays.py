@@ -192,7 +192,7 @@ def _in_both(parts: Sequence[Part], group: str | None) -> tuple[str, ...]:
 
 
 def _ready(
-    where: str, parts: Sequence[Part], said: Kind | Signal | None, size: Any, channels: Any, axes: Axes | None
+    where: str, parts: list[Part], said: Kind | Signal | None, size: int | None, channels: int | None, axes: Axes | None
 ) -> tuple[Signal, tuple[Any, ...]]:
     """Turn both parts' inputs into those of models, in place; return their kind, and what they are normalised with.
     That are the train part's statistics; tokens are not normalised."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NyudTask = Literal["semseg", "normals", "depth", "edge"]
 LabelledTask = Literal["semseg", "normals", "depth"]
 NormalsFrom = Literal["camera", "pixels"]
+Size = tuple[int, int] | None
 
 EXPECTED = {"train": 795, "val": 654}
 FILES = {"semseg": "segmentation/{}.png", "normals": "normals/{}.png", "depth": "depth/{}.npy", "edge": "edge/{}.png"}
@@ -194,7 +195,7 @@ def open_labelled(
     classes: int = 13,
     first_ids: bool = False,
     normals_from: NormalsFrom = "camera",
-    size: tuple[int, int] | None = None,
+    size: Size = None,
 ) -> FileSplit:
     """Open the images of `split` (train or val). DataError where the file is not as expected."""
     path = folders.find("nyud-labeled", root, LABELLED, LABELLED_ADVICE)
@@ -214,7 +215,7 @@ def open_labelled(
 
 
 def _read(
-    file: Path, positions: Sequence[int], table: Array | None, normals: Any, size: Any, i: int, tasks: Collection[str]
+    file: Path, positions: Sequence[int], table: Array | None, normals: Any, size: Size, i: int, tasks: Collection[str]
 ) -> dict[str, Array | None]:
     """Read the image at `positions[i]` of the file (H x W x 3, uint8) and raw labels of `tasks`, resized to `size` if
     there is one; `table` turns names' numbers into classes, and `normals` depths into normals."""
