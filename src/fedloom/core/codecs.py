@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -55,8 +55,7 @@ class Codec(Checked):
         """Return packed tensors from a sender, if `pack` could have made them. Raises ValueError naming the tensor."""
         X = self.unpack(packed, like.replace(X=torch.zeros_like(like.data)))
         Array((len(like), like.layout.d), like.data.dtype).read(X, Sender())
-        known: Packed = packed
-        return known
+        return cast(Packed, packed)
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
         """Return X (K x d) again; `like` has the layout, rows and presence, and an X of zeros that is filled."""
@@ -128,7 +127,6 @@ class Raw(Codec):
         return [{"values": row} for row in X.to("cpu")]
 
     def unpack_each(self, packed: Sequence[Packed]) -> Tensor:
-        """Return the rows again."""
         return torch.stack([one["values"] for one in packed])
 
     def fields(self, like: Updates) -> dict[str, Array]:
@@ -172,7 +170,7 @@ class Sparse(Codec):
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
         if "mask" not in packed:
             return _fill(packed["values"], like)
-        size = like.X.numel() if like.present is None else _values(like).numel()
+        size = _count(like)
         mask = torch.from_numpy(np.unpackbits(packed["mask"].cpu().numpy(), count=size)).bool()
         values = packed["values"].new_zeros(size)
         values.masked_scatter_(mask.to(values.device), packed["values"])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State
+from fedloom.core.grouping import grouped
 from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.core.outline import Box
 from fedloom.core.settings.section import Count
@@ -23,7 +24,6 @@ class Inner(Stage):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits, from those of the stages inside."""
         return Traits.around(inner(self))
 
     def __post_init__(self) -> None:
@@ -152,7 +152,6 @@ class Split(Inner):
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Return the description of the stage."""
         parts = enumerate(self.parts.items())
         return tuple(Box(f"in {selector!r}", inside=s.boxes, beside=i > 0) for i, (selector, s) in parts)
 
@@ -232,9 +231,7 @@ class GroupBy(Around):
         return [str(v) for v in (values.tolist() if isinstance(values, Tensor) else values)]
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        groups: dict[str, list[int]] = {}
-        for i, group in enumerate(self._group_of(updates)):
-            groups.setdefault(group, []).append(i)
+        groups = grouped((group, i) for i, group in enumerate(self._group_of(updates)))
         X = torch.empty_like(updates.X)
         new = dict(state)
         for group, members in sorted(groups.items()):

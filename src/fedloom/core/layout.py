@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.errors import twice
+
 ROLES = ("encoder", "decoder", "head", "adapter", "norm", "buffer", "private", "public")
 RoleRule = str | tuple[str, str]
 Roles = Mapping[str, RoleRule] | Callable[[str], RoleRule | None]
@@ -101,11 +103,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "blocks", tuple(self.blocks))
-        seen: set[str] = set()
-        for b in self.blocks:
-            if b.name in seen:
-                raise ValueError(f"two blocks have the name {b.name!r}")
-            seen.add(b.name)
+        if again := twice(self.names):
+            raise ValueError(f"two blocks have the name {again[0]!r}")
 
     @staticmethod
     def from_module(module: nn.Module, roles: Roles | None = None) -> Layout:

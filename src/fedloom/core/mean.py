@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State
+from fedloom.core.grouping import grouped
 from fedloom.core.layout import Layout, pieces
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import EVERYONE, Updates
@@ -69,10 +70,9 @@ def column_groups(layout: Layout, present: Tensor | None, support: Tensor | None
 
 def problems(layout: Layout, present: Tensor | None, k: int) -> list[tuple[list[slice], Tensor]]:
     """Return groups of columns that the same of k rows have, with the positions of these rows."""
-    slices: dict[tuple[int, ...], list[slice]] = {}
-    for columns, members in column_groups(layout, present, None):
-        rows = range(k) if members is None else members.nonzero().squeeze(1).tolist()
-        slices.setdefault(tuple(rows), []).append(columns)
+    every = tuple(range(k))
+    groups = column_groups(layout, present, None)
+    slices = grouped((every if m is None else tuple(m.nonzero().squeeze(1).tolist()), columns) for columns, m in groups)
     return [(columns, torch.tensor(rows, dtype=torch.int64)) for rows, columns in slices.items()]
 
 
@@ -120,7 +120,6 @@ class Mean(Stage):
     replaceable = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the mean as one row."""
         return updates.reduced(weighted_mean(updates)), state
 
 
@@ -131,7 +130,6 @@ class TaskMeans(Stage):
     traits = Traits("matrix", reads={"X", "coef", "weight"}, writes={"X", "tasks"}, reduces=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the means (T x d), one row for each task."""
         members = rows_of_tasks(updates)
         X = torch.stack([weighted_mean(updates.keep(rows)) for rows in members.values()])
         return of_tasks(updates, members, X), state
@@ -164,7 +162,6 @@ class SupportMean(Stage):
     )
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        """Return the mean as one row."""
         if updates.support is not None:
             return updates.reduced(weighted_mean(updates, updates.support)), state
         out = updates.X.new_zeros(updates.layout.d)

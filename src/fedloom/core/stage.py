@@ -171,7 +171,6 @@ class Identity(Stage):
 
     @cached_property
     def traits(self) -> Traits:
-        """Return the traits of a stage that changes nothing."""
         return Traits(writes=frozenset(), separable=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

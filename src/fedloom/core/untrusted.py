@@ -38,7 +38,6 @@ class Untrusted(Protocol):
 
     def read(self, value: Any, sender: Sender) -> Any:
         """Return the value as it is used. Raises ValueError that says what was expected and what was found."""
-        ...
 
 
 def shown(value: Any) -> str:

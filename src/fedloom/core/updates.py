@@ -87,19 +87,15 @@ class Rows(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """K, d."""
-        ...
 
     def dense(self) -> Tensor:
         """Return the matrix (K x d)."""
-        ...
 
     def keep(self, index: Sequence[int]) -> Rows:
         """Return some of the rows, by position in ascending order."""
-        ...
 
     def norms(self) -> Tensor:
         """Return the rows' norms (K), or bounds of them, as `Updates.norms`."""
-        ...
 
 
 @runtime_checkable
@@ -109,19 +105,15 @@ class Distributed(Rows, Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
-        ...
 
     def select(self, part: Layout) -> Distributed:
         """Return the columns of some blocks."""
-        ...
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
         """Return the sums, as `Updates.summed` does."""
-        ...
 
     def take(self, index: Tensor) -> Tensor:
         """Return all rows, in those of the columns `index` (positions among all) that this process has."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -272,15 +264,11 @@ class Updates:
 
     def __post_init__(self) -> None:
         size = {"k": len(self.rows), "d": self.layout.d, "b": len(self.layout.blocks)}
-        for name, axes in _AXES.items():
-            if (value := getattr(self, name)) is not None and value.shape != (shape := tuple(map(size.get, axes))):
-                raise ValueError(
-                    f"{'X' if name == 'given' else name}: expected shape {shape}, found {tuple(value.shape)}"
-                )
-        for name, value in self.auxiliary.items():
-            if value.shape != (size["k"], size["d"]):
-                expected = size["k"], size["d"]
-                raise ValueError(f"auxiliary {name!r}: expected shape {expected}, found {tuple(value.shape)}")
+        fields = [("X" if name == "given" else name, getattr(self, name), axes) for name, axes in _AXES.items()]
+        fields += [(f"auxiliary {name!r}", value, "kd") for name, value in self.auxiliary.items()]
+        for name, value, axes in fields:
+            if value is not None and value.shape != (shape := tuple(map(size.get, axes))):
+                raise ValueError(f"{name}: expected shape {shape}, found {tuple(value.shape)}")
         for name, value in self.extra.items():
             if len(value) != size["k"]:
                 raise ValueError(f"extra {name!r}: expected {size['k']} values, found {len(value)}")
@@ -395,11 +383,7 @@ class Updates:
             runs = [(first, end, p @ self.mixing) for first, end, p in runs]
         if isinstance(self.given, Distributed):
             return self.given.summed(runs)
-        out = self.data.new_zeros(self.layout.d)
-        for first, end, p in runs:
-            s = self.layout.run(first, end)
-            torch.mv(self.data[:, s].t(), p.to(self.data), out=out[s])
-        return out
+        return sums(self.data, self.layout, runs)
 
     def mixed(self, W: Tensor) -> Updates:
         """Replace each row by a combination of the rows: W X (W is K x K). The product is computed when X is read."""
@@ -508,6 +492,15 @@ def _pieces(columns: slice) -> list[slice]:
     """Return consecutive columns in pieces of _COLUMNS; the last one is longer, so that no piece is short."""
     a, count = columns.start, max(1, (columns.stop - columns.start) // _COLUMNS)
     return [slice(a + i * _COLUMNS, a + (i + 1) * _COLUMNS if i + 1 < count else columns.stop) for i in range(count)]
+
+
+def sums(X: Tensor, layout: Layout, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
+    """Return sum_k p_k X_k (d) over runs of a layout's blocks (first, end, p of K numbers); 0 where there is no run."""
+    out = X.new_zeros(layout.d)
+    for first, end, p in runs:
+        s = layout.run(first, end)
+        torch.mv(X[:, s].t(), p.to(X), out=out[s])
+    return out
 
 
 def row_norms(X: Tensor) -> Tensor:

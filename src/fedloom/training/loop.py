@@ -301,10 +301,7 @@ class _Applied:
                     f"local rule {rule!r}: begin returned {type(state).__name__}, expected the state, a dictionary"
                 )
             self.states[str(i)] = cast(State, state)
-        self._check_places(self.rules)
-
-    def _check_places(self, rules: Sequence[LocalRule]) -> None:
-        check_places(self.view, self.model.params, self.model.grad, rules)
+        check_places(self.view, model.params, model.grad, self.rules)
 
     def recording(self, lr: float, step: int) -> AbstractContextManager[None]:
         """Record features inside the context for rules that ask for them; a step with this learning rate begins."""
@@ -347,7 +344,7 @@ class _Applied:
         """Edit the gradient of a step."""
         for i, rule in enumerate(self.rules):
             rule.grad(self.view, self.states[str(i)])
-            self._check_places([rule])
+            check_places(self.view, self.model.params, self.model.grad, [rule])
 
     def finish(self, steps: int) -> tuple[State, dict[str, Any]]:
         """Return the rules' states after so many steps, and what they provide."""
@@ -374,7 +371,7 @@ class _Applied:
                     f"in provides ({names}, or auxiliary:NAME for a vector)"
                 )
             provided |= extra
-        self._check_places(self.rules)
+        check_places(self.view, self.model.params, self.model.grad, self.rules)
         return states, provided
 
 

@@ -217,8 +217,7 @@ class LabelMeans(LocalRule):
 
     @property
     def repeat(self) -> int:
-        """Return 0: means need no step."""
-        return 0
+        return 0  # means need no step
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         view.params.copy_(view.base)

@@ -65,12 +65,6 @@ def one_of(words: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def unknown_key(key: str, allowed: Iterable[str]) -> str:
-    """Return the message for a key that is not in `allowed`."""
-    allowed = sorted(allowed)
-    return f"unknown key.{choices('Allowed', key, allowed)}"
-
-
 def expected(hint: Any, metadata: Sequence[Any] = ()) -> str:
     """Return in words what a type annotation allows: 'a number greater than 0', "'sgd', 'adam' or 'adamw'"."""
     origin, args = get_origin(hint), get_args(hint)
@@ -117,8 +111,8 @@ def explain(error: ValidationError, model: type[BaseModel], also: Mapping[str, A
             continue
         allowed = (field.description if field else None) or expected(hint, [field] if field else [])
         if kind == "extra_forbidden":
-            key = str(one["loc"][-1])
-            path, message = join(path, key), unknown_key(key, [*hint.model_fields, *(also or ())])
+            key, known = str(one["loc"][-1]), sorted([*hint.model_fields, *(also or ())])
+            path, message = join(path, key), f"unknown key.{choices('Allowed', key, known)}"
         elif kind == "missing":
             message = f"missing, expected {allowed}"
         elif kind == "value_error":

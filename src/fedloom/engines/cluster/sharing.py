@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Row, State
-from fedloom.core.layout import Layout
-from fedloom.core.updates import Distributed, Spread, Updates, row_norms, spread
+from fedloom.core.layout import Layout, pieces
+from fedloom.core.updates import Distributed, Spread, Updates, row_norms, spread, sums
 from fedloom.engines.cluster.comm import Comm, offsets, shares
 from fedloom.engines.cluster.member import Member
 from fedloom.federation.rounds.built import Built
@@ -64,7 +64,6 @@ class Columns(Spread):
         return vector.split(self.sizes(layout), dim=-1)[self.comm.rank]
 
     def at(self, layout: Layout, index: Tensor) -> Tensor:
-        """Return those of the columns `index` (among all) that this process has, as positions among its own."""
         rank = self.comm.rank
         return self.split(layout, index)[rank] - offsets(self.sizes(layout))[rank]
 
@@ -129,6 +128,11 @@ class DistributedRows(Distributed):
     def _rank(self) -> int:
         return self.columns.comm.rank
 
+    @property
+    def _here(self) -> Layout:
+        """The layout of `_dense`: its blocks, each with the columns that this process has."""
+        return Layout(tuple(b for b in self.columns.here.blocks if b.name in self.layout.names))
+
     def _of(self, rank: int) -> list[int]:
         return [i for i, place in enumerate(self.places) if place == rank]
 
@@ -147,21 +151,17 @@ class DistributedRows(Distributed):
         return self._dense
 
     def keep(self, index: Sequence[int]) -> DistributedRows:
-        """Select some of the rows."""
         place = {i: at for at, i in enumerate(self._of(self._rank))}
         own = self.own[[place[i] for i in index if i in place]]
         dense = None if self._dense is None else self._dense[list(index)]
         return DistributedRows(self.columns, self.layout, own, tuple(self.places[i] for i in index), dense)
 
     def select(self, part: Layout) -> DistributedRows:
-        """Select some of the blocks."""
         own = self.layout.take(self.own, self.columns.whole(part))
-        here = Layout(tuple(b for b in self.columns.here.blocks if b.name in set(self.layout.names)))
-        dense = None if self._dense is None else here.take(self._dense, part)
+        dense = None if self._dense is None else self._here.take(self._dense, part)
         return DistributedRows(self.columns, self.columns.whole(part), own, self.places, dense)
 
     def take(self, index: Tensor) -> Tensor:
-        """Return all rows, in those of the columns `index` (positions among all) that this process has."""
         if self._dense is not None:
             return self._dense[:, self.columns.at(self.layout, index)]
         comm = self.columns.comm
@@ -188,18 +188,8 @@ class DistributedRows(Distributed):
         """
         columns = self.columns
         if self._dense is not None:
-            ends = offsets([b.size for b in columns.here.blocks if b.name in set(self.layout.names)])
-            out = self.own.new_zeros(self.shape[1])
-            for first, end, p in runs:
-                s = slice(ends[first], ends[end])
-                torch.mv(self._dense[:, s].t(), p.to(self._dense), out=out[s])
-            return out
-        ends = offsets([b.size for b in self.layout.blocks])
-        chunks = [
-            (slice(a, min(a + _GRID, ends[end])), p)
-            for first, end, p in runs
-            for a in range(ends[first], ends[end], _GRID)
-        ]
+            return sums(self._dense, self._here, runs)
+        chunks = [(s, p) for first, end, p in runs for s in pieces(self.layout.run(first, end), _GRID)]
         mine = self._of(self._rank)
         weights = [p[mine].to(self.own).double() for _, p in chunks]  # as one process would round them
         largest = torch.zeros(len(chunks), dtype=torch.float64)
@@ -207,15 +197,15 @@ class DistributedRows(Distributed):
             for i, (s, _) in enumerate(chunks):
                 largest[i] = (self.own[:, s].abs().amax(dim=1).double() * weights[i].abs()).amax()
         largest = columns.comm.maximum(largest)
-        sums = torch.zeros(self.own.shape[1], dtype=torch.float64)
+        total = torch.zeros(self.own.shape[1], dtype=torch.float64)
         count = max(len(self.places), 1)
         for i, (s, _) in enumerate(chunks):
             if not (top := float(largest[i])):
                 continue
             pin = math.ldexp(1.5, math.frexp(count * top)[1] + 1)  # its last bit is the grid's step
             for w, x in zip(weights[i].tolist(), self.own, strict=True):
-                sums[s] += x[s].double().mul_(w).add_(pin).sub_(pin)
-        return columns.comm.reduce(sums, columns.sizes(self.layout)).to(self.own.dtype)
+                total[s] += x[s].double().mul_(w).add_(pin).sub_(pin)
+        return columns.comm.reduce(total, columns.sizes(self.layout)).to(self.own.dtype)
 
 
 class Sharing(Member):
