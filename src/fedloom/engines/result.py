@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedloom.core.errors import StateError, parsing, unknown
+from fedloom.core.grouping import nested
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder
@@ -139,16 +140,13 @@ def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
 
     Raises StateError if the run has not saved a model yet, or if only its nodes have the models.
     """
-    models: dict[str, dict[str, Tensor]] = {}
     file = model_file(folder)
     with parsing(f"{file}: cannot be read"):
         tensors = load_file(file)
     if not tensors:
         raise StateError(f"{folder} has no model, because each node keeps its client's: use runs/RUN in a node's home")
-    for key, tensor in tensors.items():
-        owner, _, name = key.rpartition("/")
-        models.setdefault(owner.removeprefix("client/"), {})[name] = tensor
-    return models
+    places = [(*key.rpartition("/"), tensor) for key, tensor in tensors.items()]
+    return nested((owner.removeprefix("client/"), name, tensor) for owner, _, name, tensor in places)
 
 
 def texts_of(scores: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -62,13 +62,12 @@ class Probe:
     def outputs(self, client: BuiltClient, message: Message, state: State) -> dict[str, Tensor]:
         """Return outputs (flat) for the client's tasks on some of its validation data."""
         model, names = self._loaded(message, state), tuple(client.tasks)
-        part, outputs = client.part("val"), dict[str, list[Tensor]]()
+        part = client.part("val")
+        batches = part.index[:_OUTPUT_EXAMPLES].split(self.batch)
         with torch.no_grad():
-            for batch in part.index[:_OUTPUT_EXAMPLES].split(self.batch):
-                x, _ = part.examples.batch(batch, model.device, tasks=names)
-                for name, output in model.module(x, names).items():
-                    outputs.setdefault(name, []).append(output.flatten())
-        return {name: torch.cat(each) for name, each in outputs.items()}
+            inputs = (part.examples.batch(batch, model.device, tasks=names)[0] for batch in batches)
+            outputs = [model.module(x, names) for x in inputs]
+        return {name: torch.cat([each[name].flatten() for each in outputs]) for name in names}
 
     def _loaded(self, message: Message, state: State) -> FlatModel:
         load(self.built.method, self._model, message, state)

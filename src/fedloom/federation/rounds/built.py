@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedloom.core.context import Log, Row, State, generator, row_key
 from fedloom.core.errors import RecipeError, nearest
+from fedloom.core.grouping import grouped
 from fedloom.core.settings.trust import sources
 from fedloom.data.dataset import Dataset, contents
 from fedloom.data.partition import Partition, Pool
@@ -81,10 +82,8 @@ class Built(Common):
     @property
     def attacked_groups(self) -> Iterator[tuple[str, int, int, float | None]]:
         """Yield (group, clients, hostile ones, their factor) where these act together among honest ones."""
-        groups: dict[str, list[str]] = {}
-        for row in rows_of(self, self.federation.trainers):
-            groups.setdefault(group_of(self.federation, row), []).append(row[0])
-        for group, clients in groups.items():
+        rows = rows_of(self, self.federation.trainers)
+        for group, clients in grouped((group_of(self.federation, row), row[0]) for row in rows).items():
             hostile = [self.attacks[name] for name in clients if name in self.attacks]
             if hostile and hostile[0].knows_all and len(hostile) < len(clients):
                 yield group, len(clients), len(hostile), hostile[0].factor_among(len(clients), len(hostile))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Row, derive_seed
+from fedloom.core.grouping import grouped
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Beside, Distributed, Summed, Updates, columns_here
 from fedloom.federation.runs.reader import DIAGNOSTICS
@@ -63,10 +64,7 @@ def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int
 
     A group is the blocks of one part and task; layers that all tasks share are put into at most LAYERS groups.
     """
-    parts: dict[tuple[str, str | None], list[int]] = {}
-    for i, block in enumerate(layout.blocks):
-        if block.size:
-            parts.setdefault((block.part or block.role, block.task), []).append(i)
+    parts = grouped(((b.part or b.role, b.task), i) for i, b in enumerate(layout.blocks) if b.size)
     parted: list[tuple[str, str | None, list[int]]] = []
     for (part, task), blocks in parts.items():
         for some in _layers(layout.blocks, blocks) if task is None else [blocks]:
@@ -100,18 +98,16 @@ def _layer(name: str) -> str:
 
 def _layers(blocks: Sequence[Block], part: Sequence[int]) -> list[list[int]]:
     """Return consecutive blocks, layer by layer, in at most LAYERS groups of about equal size."""
-    layers: dict[str, list[int]] = {}
-    for i in part:
-        layers.setdefault(_layer(blocks[i].name), []).append(i)
+    layers = grouped((_layer(blocks[i].name), i) for i in part)
     if len(layers) <= LAYERS:
         return list(layers.values())
     sizes = [sum(blocks[i].size for i in layer) for layer in layers.values()]
     total, before = sum(sizes), 0
-    grouped: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for layer, size in zip(layers.values(), sizes, strict=True):
-        grouped.setdefault(min(LAYERS - 1, int((before + size / 2) / total * LAYERS)), []).extend(layer)
+        groups.setdefault(min(LAYERS - 1, int((before + size / 2) / total * LAYERS)), []).extend(layer)
         before += size
-    return list(grouped.values())
+    return list(groups.values())
 
 
 def looked_at(layout: Layout, rows: int, peer: str | None = None) -> tuple[tuple[LayerGroup, ...], int, Tensor]:
@@ -255,13 +251,8 @@ def _about(
     kept = torch.where(members, sums.rows / looked[:, None].clamp(min=1), torch.nan)
     values = []
     for i, group in enumerate(groups):
-        value: dict[str, Any] = {
-            "part": group.part,
-            "task": group.task,
-            "layers": group.layers,
-            "size": group.size,
-            "looked": len(group.columns),
-        }
+        value = {name: getattr(group, name) for name in ("part", "task", "layers", "size")}
+        value["looked"] = len(group.columns)
         if not members[i].all():
             value["rows"] = members[i].nonzero().flatten().tolist()
         value |= {"cosine": _numbers(cosine[i]), "sign": _numbers(alike[i]), "kept": _numbers(kept[i])}

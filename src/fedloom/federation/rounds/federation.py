@@ -271,15 +271,11 @@ class BuiltFederation:
         """Return which blocks of a layout the rows have (K x blocks, bool); None where every row has all."""
         if self.whole(layout) and all(task is None for _, task in rows):
             return None
-        present = [
-            [b.task in (None, task) for b in layout.blocks]
-            if task is not None
-            else [
-                b.task in (None, *self.client(client).tasks) or (self.unified and b.role != "public")
-                for b in layout.blocks
-            ]
-            for client, task in rows
-        ]
+        present = []
+        for client, task in rows:
+            tasks = {None, *self.client(client).tasks} if task is None else {None, task}
+            every = task is None and self.unified
+            present.append([b.task in tasks or (every and b.role != "public") for b in layout.blocks])
         return torch.tensor(present, dtype=torch.bool).view(len(rows), len(layout.blocks))
 
 

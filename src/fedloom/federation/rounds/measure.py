@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.errors import RecipeError
+from fedloom.core.grouping import grouped
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.client import for_task, load, load_personal, tune
 from fedloom.federation.rounds.evaluation import Scores
@@ -231,10 +232,8 @@ def pooled(built: Built, measured: Sequence[tuple[MeasuredGroup, Mapping[str, An
 
     None where clients share their examples, or where one withholds its outputs, as nodes do.
     """
-    groups: dict[tuple[str, str, str], list[tuple[MeasuredGroup, Mapping[str, Any]]]] = {}
-    for g, scores in measured:
-        for task in g.tasks:
-            groups.setdefault((g.model.name, g.split, task), []).append((g, scores.get(POOL, {})))
+    outputs = ((g, scores.get(POOL, {})) for g, scores in measured)
+    groups = grouped(((g.model.name, g.split, task), (g, kept)) for g, kept in outputs for task in g.tasks)
     records: list[Record] = []
     for (model, split, task), parts in sorted(groups.items(), key=lambda item: item[0]):
         known = next(t for t in built.federation.tasks if t.name == task)
@@ -314,10 +313,8 @@ def train_records(done: Iterable[TrainDone]) -> list[Record]:
 
 def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
     """Return client -> seconds of its local training in a round."""
-    by_client: dict[str, float] = {}
-    for d in sorted(done, key=lambda d: d.client):
-        by_client[d.client] = by_client.get(d.client, 0.0) + d.seconds
-    return by_client
+    by_client = grouped((d.client, d.seconds) for d in sorted(done, key=lambda d: d.client))
+    return {client: sum(seconds) for client, seconds in by_client.items()}
 
 
 def records_of(client: BuiltClient, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
@@ -337,15 +334,12 @@ def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
     Of each task's primary metric, the mean over clients and the tasks that it judges, on validation, else on test data.
     """
     primary = {t.name: t.primary for t in built.federation.tasks}
-    values: dict[str, dict[str, list[float]]] = {}
-    for r in line["metrics"]:
-        if r["metric"] == primary[r["task"]] and not math.isnan(value := number_of(r["value"])):
-            values.setdefault(r["split"], {}).setdefault(r["metric"], []).append(value)
-    split = "val" if "val" in values else "test"
-    losses = (number_of(r["loss"]) for r in line["train"])
-    numbers_of = {"training loss": [loss for loss in losses if not math.isnan(loss)]}
-    numbers_of |= {f"{split} {metric}": numbers for metric, numbers in values.get(split, {}).items()}
-    return {name: math.fsum(numbers) / len(numbers) for name, numbers in numbers_of.items() if numbers}
+    judged = [r for r in line["metrics"] if r["metric"] == primary[r["task"]] and not math.isnan(number_of(r["value"]))]
+    split = "val" if any(r["split"] == "val" for r in judged) else "test"
+    numbers = [("training loss", number_of(r["loss"])) for r in line["train"]]
+    numbers += [(f"{split} {r['metric']}", number_of(r["value"])) for r in judged if r["split"] == split]
+    known = grouped((name, number) for name, number in numbers if not math.isnan(number))
+    return {name: math.fsum(each) / len(each) for name, each in known.items()}
 
 
 def export(built: Built, state: State) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedloom._version import __version__
 from fedloom.core.context import State
 from fedloom.core.errors import StateError, check_empty, check_links, first_of, naming, of_system, warn
+from fedloom.core.grouping import grouped
 from fedloom.core.machine import LOCK, locked
 from fedloom.core.settings.section import differs, folder_name, value_at
 from fedloom.core.settings.trust import keep_run
@@ -251,7 +252,7 @@ class RunFolder:
         """Append a round's line of metrics once more, with the records that it has not; a line where there was none."""
         names = ("client", "task", "metric", "model", "split")
         path = self.path / _METRICS
-        if _is_torn(path):
+        if path.is_file() and not path.read_bytes().endswith(b"\n"):  # a crash cut off its last line
             self.cut(sys.maxsize)
         line = {"metrics": [], **(recorded.line_of(path, round_) or {"round": round_})}
         known = {tuple(record[name] for name in names) for record in line["metrics"]}
@@ -505,15 +506,6 @@ class RunFolder:
             self.audit.note(what, **about)
 
 
-def _is_torn(log: Path) -> bool:
-    """Return whether a crash cut off the last line of a log."""
-    if not log.is_file() or not log.stat().st_size:
-        return False
-    with log.open("rb") as lines:
-        lines.seek(-1, os.SEEK_END)
-        return lines.read() != b"\n"
-
-
 def _words(changed: Mapping[str, Any]) -> str:
     """Return the keys of a recipe that changed, with both values of each."""
     return (
@@ -545,9 +537,5 @@ def _delete(home: Path, name: str, but: Collection[int | None]) -> None:
 
 def _numbered(home: Path, name: str) -> dict[int, list[Path]]:
     """Return the files of checkpoints that are named by their round, by that round."""
-    files: dict[int, list[Path]] = {}
-    for path in home.glob(f"{name}-*"):
-        number = path.name.removeprefix(f"{name}-").partition(".")[0]
-        if number.isdecimal():
-            files.setdefault(int(number), []).append(path)
-    return files
+    files = ((path.name.removeprefix(f"{name}-").partition(".")[0], path) for path in home.glob(f"{name}-*"))
+    return grouped((int(number), path) for number, path in files if number.isdecimal())

@@ -411,12 +411,10 @@ def validation_loss(entries: Iterable[Mapping[str, Any]], weights: Mapping[str, 
 
     `weights` is client -> task -> weight. Clients without validation data do not count.
     """
-    losses: dict[str, dict[str, dict[str, float]]] = {}
-    for r in entries:
-        if r["split"] == "val" and r["metric"] == "loss" and r["model"] != "trained":
-            losses.setdefault(r["client"], {}).setdefault(r["model"], {})[r["task"]] = number_of(r["value"])
+    losses = [r for r in entries if r["split"] == "val" and r["metric"] == "loss" and r["model"] != "trained"]
+    by_client = nested((r["client"], r["model"], r["task"], number_of(r["value"])) for r in losses)
     scores = []
-    for client, by_model in losses.items():
+    for client, by_model in by_client.items():
         chosen, own = by_model.get("personal") or by_model["global"], weights[client]
         scores.append(sum(own[t] * v for t, v in chosen.items()) / sum(own.values()))
     return mean_of(scores) if scores else None
