@@ -329,7 +329,7 @@ def test_a_stage_that_knows_nothing_of_presence_is_refused_where_rows_may_lack_b
     assert PerBlock(TrimmedMean()).on(ROWS, layout=layout, present=present)[0].tolist() == [[4.0, 6.0]]
 
     def built(change: str, stage: Stage) -> None:
-        build(load_recipe(change).holding(method=(Method(name="trimmed", stage=stage), "trimmed")))
+        build(load_recipe(change).holding(method=Method(name="trimmed", stage=stage)))
 
     trimmed = TopMagnitude(0.5) >> TrimmedMean()
     built("seed=0", trimmed)

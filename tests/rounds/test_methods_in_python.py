@@ -178,4 +178,4 @@ def test_keys_that_a_method_would_undo_are_refused(quick: Quick, change: str, me
         quick(change, method=method)
     with pytest.raises(RecipeError, match=message):
         fedloom.plan(load_recipe(change), method)
-    assert build(load_recipe("method=fedprox").holding(method=(method, method.name))).method.name == method.name
+    assert build(load_recipe("method=fedprox").holding(method=method)).method.name == method.name

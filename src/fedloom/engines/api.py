@@ -32,9 +32,9 @@ from fedloom.engines.pool import executor
 from fedloom.engines.result import Result, model_file, trained_models
 from fedloom.federation.recipes.draft import MODELS
 from fedloom.federation.recipes.loader import load, read
-from fedloom.federation.recipes.objects import described, separated, undone, with_keywords, without_method
+from fedloom.federation.recipes.objects import separated, undone, with_keywords, without_method
 from fedloom.federation.recipes.runtime import Runtime
-from fedloom.federation.recipes.schema import GIVEN, Recipe
+from fedloom.federation.recipes.schema import GIVEN, Recipe, described
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import complete, export, labels
@@ -63,13 +63,13 @@ def recipe_of(
     """Return the recipe of a run: a federation with a model, or a recipe, with its objects in it (see `run`)."""
     changes = model is not None or isinstance(method, str | Mapping) or overrides or options
     if isinstance(what, Recipe) and not changes:
-        recipe, objects = what, dict[str, tuple[Any, str]]()
+        recipe, objects = what, dict[str, Any]()
     else:
         value, objects = separated(with_keywords(_content(what, model, method), options))
         recipe = load(value, overrides)
     if method is not None and not isinstance(method, str | Mapping):
-        objects["method"] = method, described(method)
-        undone(recipe.method, objects["method"][1])
+        objects["method"] = method
+        undone(recipe.method, described(method))
     return recipe.holding(**objects)
 
 
@@ -201,7 +201,7 @@ def resume(
     changed: list[str] = []
     if overrides or options:
         recipe, changed = _extended(path, recipe, overrides, options)
-    recipe = recipe.holding(**{key: (thing, described(thing)) for key, thing in objects.items() if thing is not None})
+    recipe = recipe.holding(**{key: thing for key, thing in objects.items() if thing is not None})
     without_method(recipe.method)
     engine = engine or engine_of(recipe.runtime)
     if (accept_changes or changed) and recipe.runtime.engine != "process":

@@ -27,8 +27,8 @@ from fedloom.engines.api import START, Source, recipe_of, resume, run
 from fedloom.experiments import tune
 from fedloom.experiments.grid_run import Outcome, Place, Watch, bytes_of, run_at_once
 from fedloom.federation.recipes.loader import texts
-from fedloom.federation.recipes.objects import described as in_words
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.recipes.schema import described as in_words
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.folder import check_parts

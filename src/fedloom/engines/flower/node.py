@@ -435,7 +435,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
     def bench_of(changes: str) -> Bench:
         if changes not in benches:
             whole = offers[changes].resolved()
-            benches[changes] = Bench(whole if method is None else whole.holding(method=(method, method.name)))
+            benches[changes] = Bench(whole if method is None else whole.holding(method=method))
         return benches[changes]
 
     def answer(what: Answer) -> Callable[[Any, Any], Any]:

@@ -302,14 +302,10 @@ def _set(value: dict[str, Any], path: str, thing: Any, what: str) -> None:
     imported = [i for i, key in enumerate(keys) if ":" in key]
     if keys[:2] == ["method", "add"] and imported:  # the dots of package.module:name are no steps
         keys[2 : imported[0] + 1] = [".".join(keys[2 : imported[0] + 1])]
-    level = value
+    level, is_named = value, any(issubclass(kind, Named) for kind in _kinds(Recipe.model_fields.get(keys[0])))
     for depth, key in enumerate(keys[:-1]):
         inner = level.get(key)
-        if (
-            isinstance(inner, str)
-            and depth == 0
-            and any(issubclass(kind, Named) for kind in _kinds(Recipe.model_fields.get(key)))
-        ):
+        if isinstance(inner, str) and depth == 0 and is_named:
             inner = {"name": inner}
         elif inner is None:
             inner = {}
@@ -326,17 +322,13 @@ def _kinds(field: FieldInfo | None) -> list[type[Section]]:
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
 
-def _hints(lines: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return hints for changed names: the section keeps its other keys, which the new function may not know."""
-    hints = []
-    for override in overrides:
-        path, _, text = override.partition("=")
+def _hints(lines: Sequence[str], overrides: Sequence[str]) -> Iterator[str]:
+    """Yield hints for changed names: the section keeps its other keys, which the new function may not know."""
+    unknown = [line for line in lines if ": unknown key" in line]
+    for path, _, text in (override.partition("=") for override in overrides):
         section = path.strip().removesuffix(".name")
-        if section != path.strip() and any(
-            line.startswith(f"{section}.") and ": unknown key" in line for line in lines
-        ):
-            hints.append(f"({path.strip()}={text} keeps the other keys; {section}={text} replaces the whole section)")
-    return hints
+        if section != path.strip() and any(line.startswith(f"{section}.") for line in unknown):
+            yield f"({path.strip()}={text} keeps the other keys; {section}={text} replaces the whole section)"
 
 
 def _misplaced(value: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:

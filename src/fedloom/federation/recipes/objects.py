@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 from fedloom.core.errors import RecipeError, nearest
 from fedloom.core.settings.section import as_plain, found
 from fedloom.federation.recipes.runtime import Runtime
-from fedloom.federation.recipes.schema import GIVEN, MethodSection, Recipe
+from fedloom.federation.recipes.schema import GIVEN, MethodSection, Recipe, described
 from fedloom.training.config import Training
 
 SECTIONS = ("data", "partition", "model", "method")
 """Where an object may stand in a name's place."""
 
 
-def separated(value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Any, str]]]:
+def separated(value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a recipe's content with names in the place of objects, and the objects.
 
     A section is an object, or a mapping whose `name` is one. For a Method the section says what it would without it.
@@ -30,33 +29,10 @@ def separated(value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple
         if isinstance(thing, bool | int | float):
             raise RecipeError(f"{key}: {found(thing)} found, expected a name, a section or an object")
         more = {k: v for k, v in section.items() if k != "name"} if isinstance(section, Mapping) else {}
-        objects[key] = thing, described(thing)
-        mine = {"name": "fedavg"} if key == "method" else {"name": GIVEN, "what": objects[key][1]}
+        objects[key] = thing
+        mine = {"name": "fedavg"} if key == "method" else {"name": GIVEN, "what": described(thing)}
         plain[key] = {**mine, **more}
     return plain, objects
-
-
-def described(thing: Any) -> str:
-    """Return an object in a few words, which differ where data or the shape of a model differ, but not where only the
-    seed of a federation's split does."""
-    thing = getattr(thing, "_redrawn_of", None) or thing
-    if hasattr(thing, "stage") and hasattr(thing, "name"):  # a Method
-        return str(thing.name)
-    dataset = getattr(thing, "dataset", thing)
-    if hasattr(dataset, "fingerprint") or (hasattr(dataset, "train") and hasattr(dataset, "test")):
-        digest = hashlib.sha256(dataset.train.fingerprint() + dataset.test.fingerprint())
-        if (public := getattr(dataset, "public", None)) is not None:
-            digest.update(public.numpy().tobytes())
-        for client, model in getattr(dataset, "models", {}).items():
-            digest.update(f"{client}: {model if isinstance(model, str | Mapping) else described(model)}".encode())
-        return f"{dataset.name}, {len(dataset.train)} examples, {digest.hexdigest()[:8]}"
-    module = getattr(thing, "module", thing)
-    if hasattr(module, "state_dict") and not isinstance(module, type):
-        # Layers such as nn.LazyLinear have no shape before the first input.
-        tensors = module.state_dict().items()
-        shapes = repr([(name, None if hasattr(t, "materialize") else tuple(t.shape)) for name, t in tensors])
-        return f"{type(module).__name__}, {hashlib.sha256(shapes.encode()).hexdigest()[:8]}"
-    return str(getattr(thing, "__qualname__", type(thing).__qualname__))
 
 
 def with_keywords(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,19 +36,9 @@ from fedloom.training.config import Training
 QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirror", "track")
 """Keys of the section runtime on which results do not depend."""
 
-
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
     (): {"attack": None, "peers": None, "privacy": None},
-    ("data",): {
-        "signal": None,
-        "axes": None,
-        "ranges": None,
-        "rename": None,
-        "keep": 0,
-        "group": None,
-        "time": None,
-        "split": None,
-    },
+    ("data",): dict.fromkeys(("signal", "axes", "ranges", "rename", "group", "time", "split")) | {"keep": 0},
     ("early_stopping",): {"relative": False},
     ("evaluation",): {"costly_every": None},
     ("method",): {"max_examples": None},
@@ -144,10 +134,9 @@ class Named(Section):
         """Call what the section names."""
         return self.entry.make(*given, **self.arguments)
 
-    def holding(self, thing: Any, what: str) -> Self:
-        """Return the section with an object in the name's place, called `what`."""
-        section = self.model_copy(update={"name": GIVEN, "params": {"what": what}})
-        return section._with(thing)
+    def holding(self, thing: Any) -> Self:
+        """Return the section with an object in the name's place."""
+        return self.model_copy(update={"name": GIVEN, "params": {"what": described(thing)}})._with(thing)
 
     def _with(self, thing: Any) -> Self:
         self._held = self.registry().of(GIVEN, thing)
@@ -256,12 +245,11 @@ class MethodSection(Named):
     codec: str | None = Field(default=None, description="'raw', 'sparse', 'unified', package.module:name or null")
     """The encoding of updates; null: as the method has it."""
     python: str | None = None
-    """In the recipe of a run: the Method from Python that replaced this section. Resuming needs it again.
-    """
+    """In the recipe of a run: the Method from Python that replaced this section. Resuming needs it again."""
 
-    def holding(self, thing: Any, what: str) -> Self:
+    def holding(self, thing: Any) -> Self:
         """Return the section with a Method in the name's place, which stays as it was."""
-        return self.model_copy(update={"python": what})._with(thing)
+        return self.model_copy(update={"python": described(thing)})._with(thing)
 
     @classmethod
     def short(cls) -> list[str]:
@@ -371,10 +359,9 @@ class Recipe(Section):
         """The sections that name something, or hold an object."""
         return self.data, self.partition, self.model, self.method, *([self.attack] if self.attack else [])
 
-    def holding(self, **objects: tuple[Any, str]) -> Recipe:
-        """Return the recipe with objects, (object, its description), in place of the names of sections (data, ...)."""
-        held = {key: getattr(self, key).holding(*each) for key, each in objects.items()}
-        return self.model_copy(update=held)
+    def holding(self, **objects: Any) -> Recipe:
+        """Return the recipe with objects in place of the names of sections (data, ...)."""
+        return self.model_copy(update={key: getattr(self, key).holding(each) for key, each in objects.items()})
 
     def at_nodes(self) -> Recipe:
         """Return the recipe as nodes of Flower run it, whatever its engine: the source of noise depends on it."""
@@ -454,6 +441,29 @@ def came_later(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> b
     was = value_at(before, home) if home else before
     defaults = LATER.get(tuple(home.split(".")) if home else (), {})
     return isinstance(was, Mapping) and name not in was and name in defaults and defaults[name] == value_at(now, key)
+
+
+def described(thing: Any) -> str:
+    """Return an object in a few words, which differ where data or the shape of a model differ, but not where only the
+    seed of a federation's split does."""
+    thing = getattr(thing, "_redrawn_of", None) or thing
+    if hasattr(thing, "stage") and hasattr(thing, "name"):  # a Method
+        return str(thing.name)
+    dataset = getattr(thing, "dataset", thing)
+    if hasattr(dataset, "fingerprint") or (hasattr(dataset, "train") and hasattr(dataset, "test")):
+        digest = hashlib.sha256(dataset.train.fingerprint() + dataset.test.fingerprint())
+        if (public := getattr(dataset, "public", None)) is not None:
+            digest.update(public.numpy().tobytes())
+        for client, model in getattr(dataset, "models", {}).items():
+            digest.update(f"{client}: {model if isinstance(model, str | Mapping) else described(model)}".encode())
+        return f"{dataset.name}, {len(dataset.train)} examples, {digest.hexdigest()[:8]}"
+    module = getattr(thing, "module", thing)
+    if hasattr(module, "state_dict") and not isinstance(module, type):
+        # Layers such as nn.LazyLinear have no shape before the first input.
+        tensors = module.state_dict().items()
+        shapes = repr([(name, None if hasattr(t, "materialize") else tuple(t.shape)) for name, t in tensors])
+        return f"{type(module).__name__}, {hashlib.sha256(shapes.encode()).hexdigest()[:8]}"
+    return str(getattr(thing, "__qualname__", type(thing).__qualname__))
 
 
 def registry(module: str, name: str) -> Registry:

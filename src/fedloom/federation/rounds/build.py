@@ -23,7 +23,6 @@ from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.partition import Partition, Pool
 from fedloom.data.partition.rules import as_partition
 from fedloom.data.tables.preprocessing import Noise
-from fedloom.federation.recipes.objects import described
 from fedloom.federation.recipes.runtime import Privacy
 from fedloom.federation.recipes.schema import DataSection, MethodSection, ModelSection, PeersSection, Recipe
 from fedloom.federation.rounds import refusals
@@ -288,16 +287,8 @@ def _needs_parts(method: Method, module: MultiTask) -> None:
 
 def starting_model(model: ModelSection, seed: int, dataset: Dataset) -> MultiTask:
     """Return the section's model before a method changes it, with the weights that it begins with."""
-    module = build_model(
-        model.entry,
-        model.arguments,
-        dataset.input_shape,
-        dataset.tasks,
-        seed,
-        model.weights,
-        model.lora,
-        dataset.signal,
-    )
+    about = model.entry, model.arguments, dataset.input_shape, dataset.tasks, seed
+    module = build_model(*about, model.weights, model.lora, dataset.signal)
     if model.inputs == "weights":
         module.rescale = _rescaling(module, dataset.train)
     module.frozen_statistics = model.frozen_statistics
@@ -366,7 +357,7 @@ def _own_modules(
             continue  # one model, of who has all examples
         try:
             named = isinstance(model, str | Mapping)
-            section = ModelSection.model_validate(model) if named else recipe.model.holding(model, described(model))
+            section = ModelSection.model_validate(model) if named else recipe.model.holding(model)
             module = _module(recipe, method, dataset, section)
             own = Layout.from_module(module)
             own.bind(module)
@@ -440,22 +431,16 @@ def _stacks(built: Built) -> None:
 def _stackable(built: Built) -> None:
     """Refuse what cannot be stacked."""
     recipe, method = built.recipe, built.method
-    if built.modules:
-        raise RecipeError(
-            f"training.stacked: clients of a stack share one model, but {next(iter(built.modules))} has its own"
-        )
-    if isinstance(recipe.training.epochs, dict):
-        raise RecipeError(
-            "training.stacked: clients of a stack need the same number of epochs, but training.epochs differs by domain"
-        )
-    if method.phases or not method.turn.plain:
-        raise RecipeError(
-            f"training.stacked: a stack trains one whole model, but {method.name} trains more or less than that"
-        )
-    if built.dataset.train.prefetch:
-        raise RecipeError(
-            f"training.stacked: data set {built.dataset.name!r} may augment its batches, which a stack cannot do"
-        )
+    own, by_domain = next(iter(built.modules), None), isinstance(recipe.training.epochs, dict)
+    more, data = method.phases or not method.turn.plain, built.dataset
+    refused = {
+        f"clients of a stack share one model, but {own} has its own": own is not None,
+        "clients of a stack need the same number of epochs, but training.epochs differs by domain": by_domain,
+        f"a stack trains one whole model, but {method.name} trains more or less than that": more,
+        f"data set {data.name!r} may augment its batches, which a stack cannot do": data.train.prefetch,
+    }
+    for why in (why for why, there in refused.items() if there):
+        raise RecipeError(f"training.stacked: {why}")
     refuse_stack(built.module, recipe.training, method.rules)
 
 

@@ -72,15 +72,8 @@ def terms_of(section: Privacy, training: Training, clients: int, statistics: boo
     fixed = section.trust == "central" and section.sampling == "fixed"
     share = training.participation if section.trust == "central" else 1.0
     drawn = drawn_of(clients, share) if fixed else share
-    about: dict[str, Any] = {
-        "delta": section.delta,
-        "accountant": section.accountant,
-        "trust": section.trust,
-        "sampling": section.sampling,
-        "clients": clients if fixed else 0,
-        "drawn": drawn,
-        "statistics": statistics,
-    }
+    about = section.model_dump(include={"delta", "accountant", "trust", "sampling"})
+    about |= {"clients": clients if fixed else 0, "drawn": drawn, "statistics": statistics}
     noise = section.noise or _calibrated(tuple(about.items()), section.epsilon or math.inf, training.rounds)
     terms = PrivacyTerms(noise, **about)
     if section.bound is not None and terms.last(section.bound, 1) < 1:
