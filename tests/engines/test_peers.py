@@ -443,7 +443,7 @@ def test_every_peer_judges_others_by_what_they_and_it_trained(
         assert found.keys() == signal_fields(context, 1).keys() >= ({"buffers"} if signal == "cross-loss" else set())
         return found
 
-    monkeypatch.setattr("fedloom.engines.peers.peer.signals", heard)
+    monkeypatch.setattr("fedloom.engines.peers.messages.signals", heard)
     section = f"{{signals: {{{signal}: 1}}, gradient: loss, scale: cosine, cross_loss: {rule}}}"
     changes = ("model={name: resnet10, width: 4, heads: own}", "partition.val_fraction=0.3", "training.rounds=1")
     result = quick(*changes, f"peers={{choose: {{top: 2}}, weights: {{kind: uniform}}, similarity: {section}}}")

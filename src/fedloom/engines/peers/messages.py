@@ -26,20 +26,7 @@ from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, P
 from fedloom.federation.rounds.messages import Payload, blank
 from fedloom.federation.rounds.worker import EvalJob, Job
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
-from fedloom.methods.peers import neighbours
-from fedloom.methods.peers.similarity import (
-    Sketch,
-    combined,
-    cross_loss,
-    disparity,
-    features,
-    gradient,
-    overlap,
-    parameters,
-    per_task,
-    shared_columns,
-    task_weights,
-)
+from fedloom.methods.peers import neighbours, similarity
 
 Age = tuple[int, float]
 NEW: Age = (0, 0.0)
@@ -178,7 +165,7 @@ def count(context: PeerContext, message: PeerMessage) -> ByteCount:
 
 
 Run = Callable[[Sequence[Job]], Iterable[Any]]
-_SIMILARITY: dict[str, Callable[..., Tensor]] = {"features": features, "overlap": overlap}
+_SIMILARITY: dict[str, Callable[..., Tensor]] = {"features": similarity.features, "overlap": similarity.overlap}
 
 
 def due(context: PeerContext, round: int) -> dict[str, float]:
@@ -196,7 +183,7 @@ def signals(context: PeerContext, trained: Trained) -> dict[str, Tensor]:
     """Return the tensors by which others judge a peer, beside its tasks."""
     config = context.config.similarity
     wanted, sketch = _judged_by(context, trained), config.sketch
-    part = shared_columns(context.shared)
+    part = similarity.shared_columns(context.shared)
     message, state = trained.as_sent(config.model)
     model = message.vector
     assert model is not None
@@ -210,7 +197,7 @@ def signals(context: PeerContext, trained: Trained) -> dict[str, Tensor]:
             model if config.parameters == "model" else model - context.origin, part
         )
     if sketch is not None:
-        short = Sketch(sketch.m, derive_seed(context.seed, "sketch"), sketch.kind)
+        short = similarity.Sketch(sketch.m, derive_seed(context.seed, "sketch"), sketch.kind)
         # bfloat16 halves the bytes, and its rounding is far below the error of a sketch
         tensors = {n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()}
     if "features" in wanted:
@@ -226,7 +213,7 @@ def signals(context: PeerContext, trained: Trained) -> dict[str, Tensor]:
 def signal_fields(context: PeerContext, round: int) -> dict[str, Array]:
     """Return the schema of the tensors of `signals`, for this peer in a round."""
     wanted, sketch = due(context, round), context.config.similarity.sketch
-    d = shared_columns(context.shared).d
+    d = similarity.shared_columns(context.shared).d
     vector = (
         Array((d,), exact=True) if sketch is None or d <= sketch.m else Array((sketch.m,), torch.bfloat16, exact=True)
     )
@@ -264,40 +251,40 @@ def judge(
     for signal in weights:
         if losses is not None and signal in measured:
             # an exponential needs losses near 1; eq. 4.5 is the client's own loss, as it is
-            relative = signal == "disparity" or config.cross_loss == "exp"
-            each = per_task(losses, torch.tensor([*tasks.values()]), relative)
-            parts[signal] = disparity(each) if signal == "disparity" else cross_loss(each, config.cross_loss)
+            kind = None if signal == "disparity" else config.cross_loss
+            each = similarity.per_task(losses, torch.tensor([*tasks.values()]), kind in (None, "exp"))
+            parts[signal] = similarity.disparity(each) if kind is None else similarity.cross_loss(each, kind)
             continue
         if signal == "overlap":
             shares = {me.id: me.shares, **{name: messages[name].values["tasks"] for name in names}}
-            rows = dict(zip(sorted(shares), task_weights(shares), strict=True))
+            rows = dict(zip(sorted(shares), similarity.task_weights(shares), strict=True))
             mine, others = rows[me.id], torch.stack([rows[name] for name in names])
         else:
             mine, others = own[signal], torch.stack([messages[name].tensors[signal] for name in names])
-        similarity = _SIMILARITY.get(signal) or partial(gradient, scale=config.scale)
-        parts[signal] = similarity(mine, others) if groups is None else similarity(torch.cat([mine[None], others]))
-    S, new = combined(parts, weights, config.scales), dict[str, Any]()
+        compare = _SIMILARITY.get(signal) or partial(similarity.gradient, scale=config.scale)
+        parts[signal] = compare(mine, others) if groups is None else compare(torch.cat([mine[None], others]))
+    S, new = similarity.combined(parts, weights, config.scales), dict[str, Any]()
     if groups is not None:
         new["group"] = _group(context, (me.id, *names), S)
         S = S[0, 1:]
     if context.config.scope == "adaptive" and "gradient" in weights:
         others = torch.stack([messages[name].tensors["gradient"] for name in names])
-        aligned = neighbours.alignment(gradient(own["gradient"], others, "cosine").tolist())
+        aligned = neighbours.alignment(similarity.gradient(own["gradient"], others, "cosine").tolist())
         thresholds = context.config.adaptive
         new["scope"] = neighbours.next_scope(aligned, state["scope"], thresholds.enter, thresholds.leave)
     return {**new, "similarity": dict(zip(names, S.tolist(), strict=True))}
 
 
-def chosen(context: PeerContext, similarity: Mapping[str, float], group: Sequence[str]) -> tuple[str, ...]:
+def chosen(context: PeerContext, alike: Mapping[str, float], group: Sequence[str]) -> tuple[str, ...]:
     """Select the neighbours to mix with, among the senders of signals; `group` is the peer's own, if any."""
     choose = context.config.choose
     if choose.groups is not None:
-        similarity = {name: value for name, value in similarity.items() if name in group}
-    names = tuple(similarity)
+        alike = {name: value for name, value in alike.items() if name in group}
+    names = tuple(alike)
     if choose.threshold is not None:
-        names = neighbours.similar_enough(similarity, choose.threshold)
+        names = neighbours.similar_enough(alike, choose.threshold)
     if choose.top is not None:
-        names = neighbours.top_k({name: similarity[name] for name in names}, choose.top)
+        names = neighbours.top_k({name: alike[name] for name in names}, choose.top)
     return names
 
 
@@ -311,7 +298,7 @@ def close(context: PeerContext, own: Trained, heard: Mapping[str, Heard]) -> fro
         models[name] = replace(mine, vector=one.model, buffers=buffers)
     names, me = sorted(models), context.client.id
     each = [context.probe.outputs(context.client, models[name], state) for name in names]
-    S = torch.stack([parameters(torch.stack([o[t] for o in each])) for t in each[0]]).mean(0)
+    S = torch.stack([similarity.parameters(torch.stack([o[t] for o in each])) for t in each[0]]).mean(0)
     clusters = neighbours.fine_clusters(names, S, context.fine)
     return frozenset(next(group for group in clusters if me in group)) - {me}
 

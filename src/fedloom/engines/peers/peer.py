@@ -13,25 +13,9 @@ from torch import Tensor
 from fedloom.core.codecs import Raw
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
+from fedloom.engines.peers import messages
 from fedloom.engines.peers.community import Environment, PeerContext, Trained
-from fedloom.engines.peers.messages import (
-    NEW,
-    Age,
-    Heard,
-    acquainted,
-    aged,
-    as_row,
-    chosen,
-    close,
-    count,
-    digest,
-    due,
-    judge,
-    model_message,
-    read,
-    signals,
-    write,
-)
+from fedloom.engines.peers.messages import NEW, Age, Heard
 from fedloom.engines.peers.transport import Mailbox, PeerMessage
 from fedloom.federation.rounds.diagnostics import sampled
 from fedloom.federation.rounds.federation import BuiltFederation, Common
@@ -62,7 +46,7 @@ class Mix:
         scope, shares = context.scope(self.own.round, state["scope"]), self._shares(state["similarity"])
         alike = frozenset[str]()
         if context.fine is not None and scope == "full":
-            alike = close(context, self.own, {name: self.heard[name] for name in self.chosen})
+            alike = messages.close(context, self.own, {name: self.heard[name] for name in self.chosen})
         server = self._server(state["server"], scope, shares, alike, env)
         new = {**state, "server": server}
         if context.method.turn.start == "own":
@@ -102,12 +86,12 @@ class Mix:
         self, before: State, scope: str, shares: Mapping[str, float], alike: frozenset[str], env: Environment
     ) -> State:
         """Return the state of the peer's model after `server_step`, from the one before."""
-        context, method, own = self.context, self.context.method, aged(self.context, self.own.payload, NEW)
+        context, method, own = self.context, self.context.method, messages.aged(self.context, self.own.payload, NEW)
         me, by_task = context.client.id, context.by_task
         inside = None if scope == "full" and context.fine is None else frozenset(context.part("encoder").names)
         assert isinstance(method.stage, AtPeer)
         stage = replace(method.stage, own=me, shares=None if by_task else shares, scope=inside, whole=alike)
-        row = own if by_task else as_row(context, context.federation, own, self.own.update)
+        row = own if by_task else messages.as_row(context, context.federation, own, self.own.update)
         starts = {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
         method = replace(method, stage=stage, codec=method.codec if by_task else Raw())
         common = Common(method, context.layout, self.federation)
@@ -205,10 +189,10 @@ class Peer:
         """Send the signals by which others judge this peer to all peers that may hear it; return them."""
         if trained is None or self.round < self.context.first:
             return {}
-        now = bool(due(self.context, self.round))
-        tensors = signals(self.context, trained) if now else {}
+        now = bool(messages.due(self.context, self.round))
+        tensors = messages.signals(self.context, trained) if now else {}
         about = {"tasks": self.context.client.shares, "due": now}
-        self._send(graph.receivers(self.name), write(self.context, trained, "signal", tensors, about))
+        self._send(graph.receivers(self.name), messages.write(self.context, trained, "signal", tensors, about))
         return tensors
 
     def choose(self, trained: Trained | None, graph: Graph, sent: Mapping[str, Tensor]) -> dict[str, bool]:
@@ -217,24 +201,24 @@ class Peer:
         Returns peer asked -> whether it was chosen.
         """
         candidates = frozenset(graph.senders(self.name))
-        messages = {message.sender: message for message in self._receive("signal") if message.sender in candidates}
+        told = {message.sender: message for message in self._receive("signal") if message.sender in candidates}
         if trained is None:  # after the messages were read: unread, they would count as late in the next round
             return {}
         new: State = {"similarity": {}}
-        if judged := {name: message for name, message in messages.items() if message.values["due"]}:
-            own = sent or signals(self.context, trained)
-            new = judge(self.context, trained, self.state, own, judged, self.env.run)
+        if judged := {name: message for name, message in told.items() if message.values["due"]}:
+            own = sent or messages.signals(self.context, trained)
+            new = messages.judge(self.context, trained, self.state, own, judged, self.env.run)
         # where all judge anew at one instant, older similarities are out of date
-        anew = bool(due(self.context, self.round)) and self.context.config.mode == "synchronous"
+        anew = bool(messages.due(self.context, self.round)) and self.context.config.mode == "synchronous"
         known = {**({} if anew else self.state["similarity"]), **new["similarity"]}
         self.state = {**self.state, **new, "similarity": known}
         if self.round < self.context.first:  # others, at their own pace, may already send
             return {}
-        counting = similarity = {name: known.get(name, math.nan) for name in messages}
+        counting = similarity = {name: known.get(name, math.nan) for name in told}
         rate, last = self.context.config.choose.recency, self.state.get("chosen", {})
         if rate is not None:
             counting = recent(similarity, {name: self.round - when for name, when in last.items()}, rate)
-        neighbours = chosen(self.context, counting, self.state.get("group", ()))
+        neighbours = messages.chosen(self.context, counting, self.state.get("group", ()))
         if rate is not None:
             self.state = {**self.state, "chosen": {**last, **dict.fromkeys(neighbours, self.round)}}
         asked = sorted(similarity if self.context.config.penalty else neighbours)
@@ -243,23 +227,23 @@ class Peer:
 
     def answer(self, trained: Trained | None) -> None:
         """Send the model, or to peers that started from the same one the update alone, to those that asked."""
-        messages: dict[tuple[bool, str], PeerMessage] = {}
+        written: dict[tuple[bool, str], PeerMessage] = {}
         for request in self._receive("request"):
             if trained is None or not self._wanted(trained, request):
                 continue
             scope = str(request.values["scope"])
-            same = self.context.by_task or request.values["base"] == digest(self.context, trained, scope)
-            if (same, scope) not in messages:
-                messages[same, scope] = model_message(self.context, trained, same, scope)
-            self._send([request.sender], messages[same, scope])
+            same = self.context.by_task or request.values["base"] == messages.digest(self.context, trained, scope)
+            if (same, scope) not in written:
+                written[same, scope] = messages.model_message(self.context, trained, same, scope)
+            self._send([request.sender], written[same, scope])
 
     def mix(self, trained: Trained | None, graph: Graph, asked: Mapping[str, bool]) -> dict[str, bool]:
         """Mix the own model and those of `asked` that arrived. Returns those of `asked` that did not."""
-        messages = {message.sender: message for message in self._receive("model") if message.sender in asked}
+        arrived = {message.sender: message for message in self._receive("model") if message.sender in asked}
         if trained is None:
             return dict(asked)
-        federation = acquainted(self.context, messages.values())
-        heard = {name: read(self.context, message, trained, self._age(message)) for name, message in messages.items()}
+        federation = messages.acquainted(self.context, arrived.values())
+        heard = {name: messages.read(self.context, one, trained, self._age(one)) for name, one in arrived.items()}
         mix = Mix(self.context, federation, graph, trained, heard, [name for name in heard if asked[name]])
         before = self.state["server"]
         self.state, about = mix.into(self.state, self.env)
@@ -288,8 +272,8 @@ class Peer:
 
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
         scope = self.context.scope(self.round, self.state["scope"])
-        about = {"base": digest(self.context, trained, scope), "scope": scope}
-        self._send(names, write(self.context, trained, "request", {}, about))
+        about = {"base": messages.digest(self.context, trained, scope), "scope": scope}
+        self._send(names, messages.write(self.context, trained, "request", {}, about))
 
     def _wanted(self, trained: Trained, request: PeerMessage) -> bool:
         """Return whether the model is new to the peer that asks for it."""
@@ -308,13 +292,13 @@ class Peer:
             self.mailbox.send(receiver, message)
             if self.context.config.scenario is not None:  # otherwise messages take no time, and nobody reads this
                 self.sent[receiver, message.kind] = message.nbytes
-            _add(self.env.ledger.up.setdefault(self.name, {}), count(self.context, message))
+            _add(self.env.ledger.up.setdefault(self.name, {}), messages.count(self.context, message))
 
     def _receive(self, kind: str) -> list[PeerMessage]:
-        messages = self.mailbox.receive(self.round, kind)
-        for message in messages:
-            _add(self.env.ledger.down.setdefault(self.name, {}), count(self.context, message))
-        return messages
+        arrived = self.mailbox.receive(self.round, kind)
+        for message in arrived:
+            _add(self.env.ledger.down.setdefault(self.name, {}), messages.count(self.context, message))
+        return arrived
 
 
 def _add(total: dict[Any, int], more: Mapping[Any, int]) -> None:
