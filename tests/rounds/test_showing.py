@@ -21,7 +21,7 @@ from fedloom.federation.recipes import load
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.rounds import measure, showing
 from fedloom.federation.rounds.build import build
-from fedloom.federation.rounds.worker import Answers, LookJob, Worker
+from fedloom.federation.rounds.worker import EvalJob, Worker
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import Run
 from fedloom.models.tasks.dense import Depth, as_label
@@ -121,13 +121,22 @@ def test_clients_with_one_model_and_the_same_data_share_a_matrix(tmp_path: Path)
 
 
 def test_what_the_last_round_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[LookJob] = []
-    monkeypatch.setattr(Worker, "look", lambda self, job: looked.append(job) or (job.key, Answers({}, {})))
+    counted: list[tuple[str, bool]] = []
+    evaluate = Worker.evaluate
+
+    def noted(self: Worker, job: EvalJob) -> Any:
+        counted.extend([(job.client, job.personal)] if job.counted else [])
+        return evaluate(self, job)
+
+    monkeypatch.setattr(Worker, "evaluate", noted)
     run = fedloom.run(load_recipe(), tmp_path / "run")
-    assert (looked, len(kept(run.folder)["tasks"]) > 0) == ([], True)
+    matrices = (run.folder / showing.PREDICTIONS / showing.CONFUSION).read_text()
+    once = [*counted]
+    assert len(once) == len({*once}) > 0
     shutil.rmtree(run.folder / showing.PREDICTIONS)
     fedloom.resume(run.folder)  # it knows only what is on disk
-    assert any(job.tasks for job in looked)
+    assert counted == [*once, *once]
+    assert (run.folder / showing.PREDICTIONS / showing.CONFUSION).read_text() == matrices
 
 
 def test_workers_do_not_change_what_is_kept(scenes: Path, tmp_path: Path) -> None:

@@ -51,17 +51,6 @@ def evaluate(
     }
 
 
-def confusions(
-    model: FlatModel, part: Part, tasks: Mapping[str, Task], batch_size: int, innermost: bool = True
-) -> dict[str, Tensor]:
-    """Return counts, truth x prediction (C x C, int64), of every task with classes, over its labelled examples."""
-    metrics = {name: metric for name, task in tasks.items() if (metric := task.metric()).confusion is not None}
-    with torch.inference_mode():
-        for name, output, target in _labelled(model, part, metrics, batch_size, innermost):
-            metrics[name].update(output, target)
-    return {name: metric.confusion for name, metric in metrics.items() if metric.confusion is not None}
-
-
 def _labelled(
     model: FlatModel, part: Part, tasks: Collection[str], batch_size: int, innermost: bool
 ) -> Iterator[tuple[str, Tensor, Tensor]]:

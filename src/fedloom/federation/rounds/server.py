@@ -181,8 +181,7 @@ def _collect_packed(common: Common, payloads: Iterable[Payload], dtype: torch.dt
 def _beside_rows(common: Common, payload: Payload, dtype: torch.dtype) -> Payload:
     """Return a payload without its rows, with the numbers of examples that count, and buffers of this dtype."""
     buffers = None if payload.buffers is None else payload.buffers.to(dtype)
-    p = clip_counts(common, payload)
-    return Payload(p.row, p.n, {}, p.extra, {}, p.support, buffers, p.integers, p.finite, p.tasks)
+    return replace(clip_counts(common, payload), packed={}, auxiliary={}, buffers=buffers)
 
 
 def assembled(

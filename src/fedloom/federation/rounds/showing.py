@@ -21,7 +21,7 @@ from fedloom.data.prepare import Array
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.rounds.measure import SEEN, SPLIT, MeasuredGroup, counted_tasks, groups
-from fedloom.federation.rounds.worker import Answers, Executor, LookJob
+from fedloom.federation.rounds.worker import COUNTS, Executor, LookJob
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.reader import CONFUSION, INDEX, PREDICTIONS, index_of
 from fedloom.models.tasks.dense import DenseTask, as_label
@@ -46,20 +46,20 @@ def keep(folder: Path, built: Built, executor: Executor, state: State, final: bo
         return
     used = groups(built, state, (SPLIT,), used=True)
     counted, shown = counted_tasks(built, used) if final else [()] * len(used), _shown(built, used)
-    known = [state.get(SEEN, {}).get(group.key, {}) for group in used]
-    jobs = [
-        LookJob(**{**vars(group.job(number, state["round"])), "tasks": tasks}, shown=shown[number], examples=EXAMPLES)
-        for number, group in enumerate(used)
-        if (tasks := () if known[number] else counted[number]) or shown[number]
-    ]
-    seen: dict[int, Answers] = dict(executor.run(jobs))
     if not any(counted) and not any(shown):
         return
+    counts = [
+        state.get(SEEN, {}).get(group.key, {}) if tasks else {} for group, tasks in zip(used, counted, strict=True)
+    ]
+    jobs = [group.job(number, state["round"], counted=counted[number]) for number, group in enumerate(used)]
+    for number, scores in executor.run([job for job in jobs if job.counted and not counts[job.key]]):
+        counts[number] = scores[COUNTS]
+    looks = [LookJob(**{**vars(job), "shown": tasks, "some": EXAMPLES}) for job, tasks in zip(jobs, shown, strict=True)]
+    seen: dict[int, Mapping[str, Tensor]] = dict(executor.run([job for job in looks if job.shown]))
     home = folder / PREDICTIONS
     home.mkdir(exist_ok=True)
     about = {"round": state["round"], "split": SPLIT}
     if any(counted):
-        counts = [known[number] or seen[number].confusions if tasks else {} for number, tasks in enumerate(counted)]
         matrices = _confusions(built, used, counts)
         checkpoint.write_text(home / CONFUSION, json.dumps({**about, "tasks": matrices}))
     if any(shown):
@@ -131,7 +131,7 @@ def _pictures(
     built: Built,
     used: Sequence[MeasuredGroup],
     shown: Sequence[tuple[str, ...]],
-    seen: Mapping[int, Answers],
+    seen: Mapping[int, Mapping[str, Tensor]],
     home: Path,
 ) -> list[dict[str, Any]]:
     """Write the pictures, and return what they show: for each part of the test data, its examples and its tasks."""
@@ -151,7 +151,7 @@ def _pictures(
         for column, task in enumerate(tasks):
             group = used[of[task.name]]
             cells: dict[str, list[dict[str, Any]]] = {"truth": [], "answer": [], "wrong": []}
-            answers = [_drawable(as_label(task, out)) for out in seen[of[task.name]].answers[task.name]]
+            answers = [_drawable(as_label(task, out)) for out in seen[of[task.name]][task.name]]
             for row, (target, answer) in enumerate(zip(truth[task.name], answers, strict=True)):
                 drawn = {
                     "truth": label(task, target),

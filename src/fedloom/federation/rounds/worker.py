@@ -17,7 +17,7 @@ from fedloom.core.errors import UserError, line_of
 from fedloom.core.machine import keep_memory, out_of_memory
 from fedloom.federation.recipes.runtime import Evaluation, Runtime
 from fedloom.federation.rounds.client import ClientRound, finish, for_task, load, load_personal, part_of, tune
-from fedloom.federation.rounds.evaluation import Scores, answers, at_once, confusions, evaluate
+from fedloom.federation.rounds.evaluation import Scores, answers, at_once, evaluate
 from fedloom.federation.rounds.federation import BuiltClient, Common, Part
 from fedloom.federation.rounds.messages import Message, Payload
 from fedloom.models.tasks.task import Metric
@@ -114,26 +114,12 @@ class EvalJob:
 
 @dataclass(frozen=True, eq=False)
 class LookJob(EvalJob):
-    """Predictions of one model on one client's split: confusions for `tasks`, and outputs of `shown` dense tasks.
-
-    These are for `examples` examples, evenly spaced over the split.
-    """
+    """Predictions of one model for `shown` dense tasks, on `some` examples of one client's split."""
 
     shown: tuple[str, ...] = ()
-    examples: int = 0
 
     def on(self, worker: Worker) -> tuple[int, Any]:
         return worker.look(self)
-
-
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """The outcome of a LookJob."""
-
-    confusions: Mapping[str, Tensor]
-    """Task -> counts, truth x prediction (C x C, int64)."""
-    answers: Mapping[str, Tensor]
-    """Task -> the output of its head (examples x channels x H x W)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,17 +219,12 @@ class Worker:
                 scores[COUNTS] = {name: seen[name].confusion for name in job.counted}
             return job.key, scores
 
-    def look(self, job: LookJob) -> tuple[int, Answers]:
-        """Return confusions and answers of one model, with the job's key."""
+    def look(self, job: LookJob) -> tuple[int, dict[str, Tensor]]:
+        """Return task -> output of its head (examples x channels x H x W) of one model, with the job's key."""
         how = self.setup.evaluation.batch_size, self.setup.training.channels_last
-        outputs: dict[str, Tensor] = {}
-        with self._loaded(job) as part:
-            counted = confusions(self.model, part, {name: self.tasks[name] for name in job.tasks}, *how)
-            if job.shown:
-                with torch.inference_mode():
-                    each = [out for _, out, _ in answers(self.model, part.spread(job.examples), job.shown, *how)]
-                    outputs = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
-        return job.key, Answers(counted, outputs)
+        with self._loaded(job) as part, torch.inference_mode():
+            each = [outputs for _, outputs, _ in answers(self.model, part, job.shown, *how)]
+            return job.key, {name: torch.cat([outputs[name].float().cpu() for outputs in each]) for name in job.shown}
 
     @contextmanager
     def _loaded(self, job: EvalJob) -> Iterator[Part]:
