@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,9 +113,7 @@ class NodeReport(Section):
                 raise ValueError(f"digests: expected {right} of the names of {shown(name)}'s classes, found another")
         if unknown := [name for name in report.digests if name not in channels]:
             raise ValueError(f"digests of {shown(unknown[0])}: expected one of {', '.join(channels)}")
-        if (report.input_shape == (0,)) != (report.table is not None) or (
-            report.table is None and 0 in report.input_shape
-        ):
+        if 0 in report.input_shape if report.table is None else report.input_shape != (0,):
             raise ValueError(f"input_shape: {report.input_shape} found, expected (0,) beside a table, else no 0")
         if math.prod(report.input_shape) > _VALUES:
             raise ValueError(f"input_shape: expected at most {_VALUES} values, found {report.input_shape}")
@@ -216,12 +215,8 @@ def own_data(
     known = {task.name: task for task in dataset.tasks}
     options = {name: each for name, each in recipe.tasks.items() if name in known}
     known = {task.name: task for task in with_options(dataset, options).tasks}
-    if dataset.deal is None:
-        everyone = PARTITIONERS["iid"].function(
-            Pool.of(dataset), recipe.seed, clients=1, val_fraction=config.val_fraction
-        )
-    else:
-        everyone = dataset.deal(Pool.of(dataset), recipe.seed)
+    deal = dataset.deal or partial(PARTITIONERS["iid"].function, clients=1, val_fraction=config.val_fraction)
+    everyone = deal(Pool.of(dataset), recipe.seed)
     if len(everyone.shares) != 1:
         found = f"its data are of {len(everyone.shares)} sites, expected one: put all rows into one file"
         raise DataError(f"client {config.client!r}: {found}")
@@ -397,21 +392,13 @@ def federation_of(
     train_part = Elsewhere(sum(size.train + size.val for size in sizes), shape)
     test_part = Elsewhere(sum(size.test for size in sizes), shape)
     tables = {name: report.table for name, report in sorted(reports.items()) if report.table is not None}
+    tasks, doubts = tuple(known.values()), tuple(far_off(tables))
     dataset = Dataset(
-        "nodes",
-        tuple(known.values()),
-        train_part,
-        test_part,
-        signal=first.signal,
-        classes=classes,
-        table=fitted,
-        doubts=tuple(far_off(tables)),
+        "nodes", tasks, train_part, test_part, signal=first.signal, classes=classes, table=fitted, doubts=doubts
     )
     shares, clients = [], {}
     for name, node in sorted(reports.items()):
-        train, val, test = (
-            np.broadcast_to(np.int64(0), (n,)) for n in (node.sizes.train, node.sizes.val, node.sizes.test)
-        )
+        train, val, test = (np.broadcast_to(np.int64(0), (count,)) for _, count in node.sizes)
         clients[name] = BuiltClient(
             name,
             {task: (known[task], float(weight)) for task, weight in sorted(node.weights.items())},
