@@ -205,8 +205,7 @@ class Chain(Stage):
 
     def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
         i = next((i for i, s in enumerate(self.stages) if s.traits.reduces), len(self.stages) - 1)
-        changed = self.stages[i].at_combiner(change)
-        return Chain((*self.stages[:i], *in_turn(changed), *self.stages[i + 1 :]))
+        return Chain((*self.stages[:i], *in_turn(self.stages[i].at_combiner(change)), *self.stages[i + 1 :]))
 
     def init(self, layout: Layout) -> State:
         return {str(i): s.init(layout) for i, s in enumerate(self.stages)}

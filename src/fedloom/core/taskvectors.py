@@ -376,13 +376,10 @@ class _RoundOfUploads:
         self.enough = np.array(reach)[:, None]
         self.at: list[Any] = []
         self.weights: list[Array] = []
+        all_of = {t: sum(n) for t, n in held.items()}
         for u in uploads:
-            share = np.array(
-                [
-                    n / sum(held[t]) if sum(held[t]) > 0 else 1 / len(held[t])
-                    for t, n in zip(u.tasks, u.counts, strict=True)
-                ]
-            )
+            counts = zip(u.tasks, u.counts, strict=True)
+            share = np.array([n / all_of[t] if all_of[t] > 0 else 1 / len(held[t]) for t, n in counts])
             if u.scales is not None:
                 share = share * _array(u.scales).astype(np.float64) ** (2 if source == "reconstructed" else 1)
             self.at.append([self.tasks.index(t) for t in u.tasks] if u.tasks != self.tasks else slice(None))

@@ -54,9 +54,8 @@ def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) ->
     reasons = [f"{rule!r} works on batches or keeps state" for rule in rules if not rule.stackable]
     if any(True for _ in module.buffers()):
         reasons.append(f"the model has buffers ({next(iter(dict(module.named_buffers())))})")
-    for name, part in module.named_modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd):
-            reasons.append(f"the model has dropout ({name})")
+    dropouts = (name for name, part in module.named_modules() if isinstance(part, nn.modules.dropout._DropoutNd))
+    reasons += [f"the model has dropout ({name})" for name in dropouts]
     if training.keep_optimizer:
         reasons.append("training.keep_optimizer is set, but a stack starts with a fresh optimiser")
     if training.optimizer.encoder_lr is not None:

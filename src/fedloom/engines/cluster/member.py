@@ -43,17 +43,12 @@ class Member(Executor):
             yield from map(tuple, each)
 
     def _places(self, jobs: Sequence[EvalJob]) -> list[int]:
-        clients = self.built.federation.clients
-        cost = [len(clients[job.client].part(job.split)) * len(job.tasks) for job in jobs]
-        load = [0] * self.comm.size
-        places = [self.owner[job.client] for job in jobs]
-        for job, rank, c in zip(jobs, places, cost, strict=True):
-            load[rank] += c * job.personal
-        shared = [i for i, job in enumerate(jobs) if not job.personal]
-        for i in sorted(shared, key=lambda i: -cost[i]):
-            places[i] = load.index(min(load))
-            load[places[i]] += cost[i]
-        return places
+        clients, load = self.built.federation.clients, [0.0] * self.comm.size
+        cost = [float(len(clients[job.client].part(job.split)) * len(job.tasks)) for job in jobs]
+        for job, c in zip(jobs, cost, strict=True):
+            load[self.owner[job.client]] += c * job.personal
+        shared = deal({i: c for i, c in enumerate(cost) if not jobs[i].personal}, self.comm.size, load)
+        return [shared.get(i, self.owner[job.client]) for i, job in enumerate(jobs)]
 
     def close(self) -> None:
         self.executor.close()
@@ -180,13 +175,13 @@ class Costs:
         return {c: self.seconds.get(c, unit * self.guess[c]) for c in clients}
 
 
-def deal(cost: Mapping[str, float], size: int) -> dict[str, int]:
-    """Assign clients to ranks: the most costly first, each to the rank with the least work (the lowest of equals)."""
-    load = [0.0] * size
-    owner = {}
-    for client in sorted(cost, key=lambda c: (-cost[c], c)):
-        owner[client] = load.index(min(load))
-        load[owner[client]] += cost[client]
+def deal(cost: Mapping[Any, float], size: int, load: Sequence[float] = ()) -> dict[Any, int]:
+    """Assign clients or jobs to ranks, which have a `load` already: the most costly first, each to the rank with the
+    least work (the lowest of equals)."""
+    work, owner = [*load] or [0.0] * size, {}
+    for one in sorted(cost, key=lambda c: (-cost[c], c)):
+        owner[one] = work.index(min(work))
+        work[owner[one]] += cost[one]
     return owner
 
 

@@ -31,8 +31,7 @@ class Columns(Spread):
 
     def __init__(self, comm: Comm, layout: Layout) -> None:
         self.comm, self.layout = comm, layout
-        sizes = shares(layout.d, comm.size)
-        ends = offsets(sizes)
+        ends = offsets(shares(layout.d, comm.size))
         self._sizes = [
             {
                 b.name: max(0, min(s.stop, ends[q + 1]) - max(s.start, ends[q]))
@@ -235,8 +234,7 @@ class Sharing(Member):
         state = super().gathered(state)
         server = state["server"]
         if not self._knows_all:
-            together = {name: self._together(server[name]) for name in ("personal", "rule")}
-            server = {**server, **together}
+            server = {**server, **{name: self._together(server[name]) for name in ("personal", "rule")}}
         return {**state, "server": server}
 
     def _step(self, server: State, payloads: Iterator[Payload], now: Round, members: Sequence[str]) -> State:

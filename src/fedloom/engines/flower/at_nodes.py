@@ -169,8 +169,7 @@ class ClientManager:
 
     def missing(self, known: Iterable[str] = ()) -> str:
         """Return who is not here, and why: nodes that were refused, and clients, `known` or listed, without a node."""
-        here = self.there()
-        silent = sorted({*known, *self.config.keys} - here.keys())
+        silent = sorted({*known, *self.config.keys} - self.there().keys())
         refused = [f"at node {node}: {why}" for node, why in sorted(self._why.items())]
         # a node that was refused under a client's name tells about that client
         nobody = [name for name in silent if not any(f"client {name!r}" in why for why in self._why.values())]

@@ -345,8 +345,7 @@ def demo(out: Path | None, rounds: int, tell: Callable[[str], None]) -> str:
     home = Path(tempfile.mkdtemp(prefix="fedloom-flower-")) if out is None else out.resolve()
     try:
         check_empty(home)
-        sites = prepare(home, rounds)
-        (home / "sites.yaml").write_text(to_yaml(sites))
+        (home / "sites.yaml").write_text(to_yaml(prepare(home, rounds)))
         provision(home / "sites.yaml", home / "kits")
         with deployment(home) as here:
             for site, tasks in SITES.items():

@@ -198,8 +198,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 def _check_same(folder: Path, recipe: Recipe) -> None:
     """Raise StateError where the app's recipe, with its changes, is not that of the run in a folder."""
-    values = [each.model_dump(mode="json") for each in (recipe_in(folder), recipe)]
-    if keys := sorted(differs("", *values)):
+    if keys := sorted(differs("", *(each.model_dump(mode="json") for each in (recipe_in(folder), recipe)))):
         raise StateError(
             f"{folder}: the run there began with other values of {', '.join(keys)}, which cannot change. Start the app "
             "with those, or a new run in another folder"

@@ -74,7 +74,6 @@ def payload_fields(
     n = len(client.train) if method.counts_examples else 1
     tasks = _tasks(client, tree) if method.turn.by_task else ()
     rows: tuple[Row, ...] = tuple((client.id, task) for task in tasks) or ((client.id, None),)
-    values = torch.zeros(1, 1).expand(len(rows), part.d)
     support = Array((len(rows), len(shared.blocks)) if tasks else (len(shared.blocks),), torch.bool)
     one = [_extras(built, client.only(task)) for task in tasks] or [_extras(built, client)]
     extras: dict[str, Untrusted] = {
@@ -84,7 +83,7 @@ def payload_fields(
     fields: dict[str, Untrusted] = {
         "n": Exactly(n),
         "tasks": Named({task: Number(1, n, whole=True) for task in tasks}),
-        "packed": Packed(codec, blank(part, built.federation, rows, values)),
+        "packed": Packed(codec, blank(part, built.federation, rows, nothing(len(rows), part.d))),
         "extra": Named(extras),
         "side": Named(dict.fromkeys(method.auxiliary, Array((shared.d,)))),
         "support": support if method.wants_support else Nothing(),
@@ -147,8 +146,7 @@ def read_peer_message(built: Built, context: PeerContext, peer_message: PeerMess
     scope, flag = OneOf(("full", "encoder")), OneOf((True, False))
     tasks = Named({task: Number(0) for task in me.tasks})
     if peer_message.kind == "signal":
-        now = bool(due(context, round))
-        Named({"tasks": tasks, "due": Exactly(now)}).read(peer_message.values, sender)
+        Named({"tasks": tasks, "due": Exactly(bool(due(context, round)))}).read(peer_message.values, sender)
         Named(signal_fields(context, round)).read(peer_message.tensors, sender)
     elif peer_message.kind == "request":
         Named({"base": Text(), "scope": scope}).read(peer_message.values, sender)
@@ -169,7 +167,7 @@ def _read_model(built: Built, context: PeerContext, peer_message: PeerMessage, t
     fields, sender = payload_fields(built, context.client, tree, part, codec, buffers)
     read = fields.read(tree, sender)
     if start is not None:
-        like = blank(part, context.federation, ((context.client.id, None),), torch.zeros(1, 1).expand(1, part.d))
+        like = blank(part, context.federation, ((context.client.id, None),), nothing(1, part.d))
         read["start"] = Raw().read({"values": start}, like)["values"]
     received = {id(t) for t in peer_message.tensors.values()}
     if any(id(t) not in received for t in tensors_in(read)):  # it was cast

@@ -102,11 +102,8 @@ def said(words: Any, who: str = "its node says") -> str:
 
 def size_of(content: Any) -> int:
     """Return the bytes of a message, of its arrays, texts and numbers, before any of it is read."""
-    size = 0
-    for record in content.values():
-        for name, value in record.items():
-            size += len(name) + (len(value.data) if hasattr(value, "data") else _weight(value))
-    return size
+    fields = (field for record in content.values() for field in record.items())
+    return sum(len(name) + (len(value.data) if hasattr(value, "data") else _weight(value)) for name, value in fields)
 
 
 def _weight(value: Any) -> int:

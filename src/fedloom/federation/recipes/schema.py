@@ -178,8 +178,7 @@ class Named(Section):
 
     @model_serializer
     def _flat(self) -> dict[str, Any]:
-        own = {k: getattr(self, k) for k in self.common()}
-        return {"name": self.name, **self.params, **own}
+        return {"name": self.name, **self.params, **{k: getattr(self, k) for k in self.common()}}
 
 
 class _Given(Section):

@@ -134,8 +134,7 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
 
     If columns lie in several processes, each sums over its own columns, and all of them get the same value.
     """
-    k = len(updates)
-    among = updates.given.among if isinstance(updates.given, Summed) else k
+    among = updates.given.among if isinstance(updates.given, Summed) else len(updates)
     groups, left_out, columns = looked_at(columns_here().whole(updates.layout), among, peer)
     X, outputs = _take(updates, columns), _take(out, columns)
     shown = _shown([client for client, _ in updates.rows], peer)
@@ -236,8 +235,7 @@ def _about(
     out: Sequence[Row],
 ) -> list[dict[str, Any]]:
     """Return the diagnostics of each group; `members` (g x K) are the rows that have it."""
-    k = members.shape[1]
-    solved = k <= SOLVED
+    solved = members.shape[1] <= SOLVED
     seen = list(shown) if solved else list(range(len(shown)))
     own = seen[:1] if peer is not None else seen
     looked = torch.tensor([len(group.columns) for group in groups])

@@ -368,8 +368,7 @@ def used(built: Built, state: State, client: str) -> dict[str, Model]:
 
 def named(built: Built, model: FlatModel, client: str, one: Model, round: int, prefix: str) -> dict[str, Tensor]:
     """Return the tensors of one model; `model` is scratch space."""
-    message = for_task(built, model, client, one.message, one.task)
-    load(built.method, model, message, one.state)
+    load(built.method, model, for_task(built, model, client, one.message, one.task), one.state)
     if one.name == "personal":
         load_personal(model, one.state.get("personal", {}))
         tune(

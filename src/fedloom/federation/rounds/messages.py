@@ -220,10 +220,8 @@ class Ledger:
     @property
     def bytes(self) -> dict[str, list[dict[str, Any]]]:
         """One entry per client, role and task, for each direction."""
-        ordered: dict[int, list[Any]] = {}  # clients share what was counted once
-        for counts in (*self.up.values(), *self.down.values()):
-            if id(counts) not in ordered:
-                ordered[id(counts)] = sorted(counts.items(), key=lambda c: (c[0][0], c[0][1] or ""))
+        once = {id(counts): counts for counts in (*self.up.values(), *self.down.values())}  # clients share counts
+        ordered = {i: sorted(counts.items(), key=lambda c: (c[0][0], c[0][1] or "")) for i, counts in once.items()}
         return {
             way: [
                 {"client": client, "role": role, "task": task, "bytes": count}

@@ -76,8 +76,7 @@ def unaware_of_presence(built: Built) -> None:
     """Refuse stages that do not say how they treat rows that lack blocks, where rows may lack some."""
     method, federation, peers = built.method, built.federation, built.recipe.peers
     if not (peers is not None and peers.sends_parts):
-        shared = built.shared
-        have = federation.presence(shared, rows_of(built, federation.trainers))
+        have = federation.presence(built.shared, rows_of(built, federation.trainers))
         if have is None or bool(have.all()):
             return
     for stage in (*_unaware(method.edge), *_unaware(method.stage)):
@@ -176,8 +175,7 @@ def attacked(built: Built) -> None:
 
 def epochs_by_domain(built: Built) -> None:
     """Refuse epochs by domain that do not fit the clients' domains."""
-    recipe = built.recipe
-    epochs, clients = recipe.training.epochs, built.federation.clients.values()
+    epochs, clients = built.recipe.training.epochs, built.federation.clients.values()
     if not isinstance(epochs, dict):
         return
     domains = list(dict.fromkeys(c.domain for c in clients if c.domain is not None))

@@ -70,8 +70,7 @@ def _given_away(built: Built) -> str:
         return f"each client receives its own mix; whether these reveal updates is not known before the run ({why})"
     if not rows:
         return "the personal mixes together reveal no single update (tried with random ones)"
-    names = [row_key(row).replace("\x1f", "/") for row in rows]
-    some = first_of(names)
+    some = first_of(row_key(row).replace("\x1f", "/") for row in rows)
     return f"the personal mixes together reveal the updates of {some}: hiding them from the server would not help"
 
 

@@ -54,10 +54,8 @@ def dispatch(common: Common, state: State, clients: Iterable[str]) -> dict[str, 
     """Return the message of the server to each client. Clients that get the same vector get the same tensor."""
     if (method := common.method).task_vectors:
         tasks_of = {client: tuple(common.federation.client(client).tasks) for client in clients}
-        packed: dict[tuple[str, ...], Message] = {}
-        for client, tasks in tasks_of.items():
-            if tasks not in packed:
-                packed[tasks] = pack_tasks(common, state, client, tasks)
+        one_with = {tasks: client for client, tasks in tasks_of.items()}
+        packed = {tasks: pack_tasks(common, state, client, tasks) for tasks, client in one_with.items()}
         return {client: packed[tasks] for client, tasks in tasks_of.items()}
     keys = {client: client if client in state["personal"] else ALL for client in clients}
     has_own = method.turn.start == "own"  # then a client has its personal model already

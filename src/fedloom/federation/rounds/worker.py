@@ -235,8 +235,7 @@ class Worker:
         if (model := self._own.get(job.client, self._common)) is not self.model:
             self.model, last = model, None
         if last is None or job.personal or not job.same_model(last):
-            message = for_task(s, self.model, job.client, job.message, job.task)
-            load(s.method, self.model, message, job.state)
+            load(s.method, self.model, for_task(s, self.model, job.client, job.message, job.task), job.state)
         if job.personal:
             load_personal(self.model, job.state.get("personal", {}))
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))

@@ -162,8 +162,7 @@ class RunFolder:
         self._copy()
 
     def _describe(self, value: Mapping[str, Any]) -> None:
-        text = json.dumps({**value, "check": recorded.checksum(value)})
-        checkpoint.write_text(self.path / "run.json", text)
+        checkpoint.write_text(self.path / "run.json", json.dumps({**value, "check": recorded.checksum(value)}))
 
     @property
     def changes(self) -> list[dict[str, Any]]:

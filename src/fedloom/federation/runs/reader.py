@@ -388,8 +388,7 @@ class Run:
         best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
         clients, by_client = self.info["clients"], self._measured[number].get(split, {})
         owners = [*by_client] if only is None else [None, only]
-        entries = [entry for owner in owners for entry in by_client.get(owner, ())]
-        for entry in entries:
+        for entry in itertools.chain.from_iterable(by_client.get(owner, ()) for owner in owners):
             client, task = only or entry["client"], entry["task"]
             if client is not None and task not in clients[client]["tasks"]:
                 continue

@@ -88,8 +88,7 @@ class MLflow(Tracker):
         experiment = existing.experiment_id if existing is not None else self._client.create_experiment(called, place)
         self.id, self.last = self._client.create_run(experiment, run_name=folder.absolute().name).info.run_id, -1
         param = self._mlflow.entities.Param
-        values = flat(config)
-        self._send(100, params=[param(_allowed(key), value[:6000]) for key, value in values.items()])
+        self._send(100, params=[param(_allowed(key), value[:6000]) for key, value in flat(config).items()])
 
     def _send(self, most: int, **named: list[Any]) -> None:
         """Send values, at most so many in a request: MLflow's limits."""
