@@ -16,6 +16,7 @@ from fedloom.engines.peers.peer import first
 from fedloom.engines.peers.rounds import AsynchronousRounds, at_rest, synchronous_round
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.messages import Ledger
+from fedloom.federation.rounds.server import server_init
 from fedloom.federation.rounds.worker import TrainDone
 from fedloom.methods.peers.aggregation import at_peers
 from fedloom.peers import Events
@@ -52,7 +53,7 @@ class Valleys:
         parts: tuple[Any, ...] = self.method, self.model.layout, self.federation, self.config
         self.community = Community(PeerContext(*parts, 0, 9, initial, None, None))  # no model to look into
         self.states: dict[str, State] = {
-            name: first(self.method, self.model.layout, initial, {}) for name in self.federation.clients
+            name: first(server_init(self.method, self.model.layout, initial, {})) for name in self.federation.clients
         }
         self.clock, self.round = 0.0, 0
         self.gossip = None

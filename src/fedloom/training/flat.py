@@ -67,10 +67,7 @@ class FlatModel:
         return cls(copy.deepcopy(module), layout, device, layout.flatten(module).to(device))
 
     def outputs_under(self, vector: Tensor, x: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
-        """Return predictions under another model, given as one vector: eval mode, no gradient.
-
-        The model in training and its buffers are not touched.
-        """
+        """Return predictions under another model, given as one vector: eval mode, no gradient; this model stays."""
         return _under(self.module, self.named(vector), (x, tuple(tasks)))
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
@@ -144,20 +141,14 @@ class FeatureRecorder:
         return pooled(self._outputs)
 
     def under(self, vector: Tensor) -> Tensor:
-        """Return features under another model, given as one vector of parameters and buffers: eval mode, no gradient.
-
-        The model in training and its buffers are not touched.
-        """
+        """Return features under another model, given as one vector of parameters and buffers, as `outputs_under`."""
         named = self.model.named(vector).items()
         tensors = {name.removeprefix("encoder."): value for name, value in named if name.startswith("encoder.")}
         return pooled(_under(self._encoder, tensors, (self._inputs,)))
 
 
 def _under(module: nn.Module, tensors: Mapping[str, Tensor], inputs: tuple[Any, ...]) -> Any:
-    """Return the outputs of a module with these tensors in place of its own: eval mode, no gradient.
-
-    Each of its parts is in the mode that it had, afterwards.
-    """
+    """Return the outputs of a module with these tensors in place of its own: eval mode, set back after, no gradient."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

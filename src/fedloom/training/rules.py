@@ -294,10 +294,8 @@ HONEST = Attack()
 
 def added(losses: Iterable[Tensor]) -> Tensor | None:
     """Return the sum of losses, None where there are none."""
-    total = None
-    for loss in losses:
-        total = loss if total is None else total + loss
-    return total
+    each = [*losses]
+    return sum(each[1:], each[0]) if each else None
 
 
 def within(updates: Updates) -> Updates:

@@ -124,9 +124,7 @@ class Registry:
             p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
         ]
         keys = [
-            p
-            for p in params
-            if p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty)
+            p for p in params if p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and p not in required)
         ]
         # Only the keys need to resolve: positional arguments and results may be typed with torch.
         own = SimpleNamespace(__annotations__={p.name: Any if p.annotation is p.empty else p.annotation for p in keys})

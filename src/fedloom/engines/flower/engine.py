@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +146,12 @@ class OverGrid(Flower):
             raise RecipeError(
                 "runtime.flower.nodes: null found, expected the number of nodes to wait for (data: nodes)"
             )
-        count = self.nodes.wait(config.nodes, config.wait)
+        here = self.nodes.wait(config.nodes, config.wait)
         self.reports, left_out = agreed({client: self.nodes.reports[client] for client in self.nodes.there()})
         for client, why in left_out.items():
             self.nodes.log("client left out", {"client": client, "why": why})
         out = "; ".join(f"client {client!r}: {why}" for client, why in left_out.items())
-        self._begin(self.nodes, count, config.nodes, out=out)
+        self._begin(self.nodes, here, config.nodes, out=out)
         return build_from(recipe, self.reports)
 
     def _nodes(self, built: Built, folder: RunFolder) -> ClientManager:
@@ -231,7 +232,7 @@ class LocalGrid:
         }
         self.silent: set[int] = set()
         self._waiting: dict[str, Any] = {}
-        self._number = 0
+        self._numbers = count(1)
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the nodes."""
@@ -239,12 +240,9 @@ class LocalGrid:
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
         """Take messages; nodes work on them when answers are pulled."""
-        ids = []
-        for message in messages:
-            self._number += 1
-            ids.append(str(self._number))
-            self._waiting[ids[-1]] = message
-        return ids
+        new = {str(next(self._numbers)): message for message in messages}
+        self._waiting |= new
+        return [*new]
 
     def pull_messages(self, message_ids: Sequence[str]) -> list[Any]:
         """Return the next answer alone, so that no more than one is in memory."""

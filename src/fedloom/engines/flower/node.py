@@ -57,6 +57,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.measure import Model, Record, labels, models_for, named, records_of, train_records
 from fedloom.federation.rounds.messages import Ledger, Message, count_bytes
+from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.worker import EvalJob, TrainDone, TrainJob, Worker, set_torch
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.folder import RunFolder
@@ -65,7 +66,6 @@ from fedloom.federation.runs.track import FILE as AUDIT
 from fedloom.federation.runs.track import Audit
 from fedloom.methods.method import Method
 from fedloom.models.tasks.task import as_task
-from fedloom.training.flat import integer_buffers
 
 Numbers = dict[str, float]
 _RUN = re.compile(r"[0-9a-f]{16}")
@@ -340,8 +340,7 @@ class Node:
     def _peer_state(self, built: Built, folder: RunFolder, marker: Mapping[str, Any]) -> State:
         if marker:
             return self._state(built, folder, {"node": marker["node"]})
-        initial = built.layout.flatten(built.module).detach()
-        return first(built.method, built.layout, initial, integer_buffers(built.module), built.recipe.seed)
+        return first(initial_state(built)["server"])
 
     def _state(self, built: Built, folder: RunFolder, marker: Mapping[str, Any]) -> State:
         """Return the state that a marker stands for: the state of a round, or a task's part of it.

@@ -130,12 +130,8 @@ def refuse(recipe: Recipe) -> None:
         raise RecipeError(
             "runtime.flower.enough: only for runs with a server, because peers wait for each other's messages"
         )
-    for key, value, expected in (
-        ("mode", peers.mode, "synchronous"),
-        ("scenario", peers.scenario, None),
-        ("deadline", peers.deadline, None),
-    ):
-        if value != expected:
+    for key, expected in {"mode": "synchronous", "scenario": None, "deadline": None}.items():
+        if (value := getattr(peers, key)) != expected:
             raise RecipeError(
                 f"peers.{key}: {value!r} is for simulated time, but with runtime.engine: flower time is real: "
                 "set runtime.flower.deadline, the longest wait for an answer, instead"

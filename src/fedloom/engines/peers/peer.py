@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedloom.core.codecs import Raw
 from fedloom.core.context import Ctx, State
-from fedloom.core.layout import Layout
 from fedloom.engines.peers import messages
 from fedloom.engines.peers.community import Environment, PeerContext, Trained
 from fedloom.engines.peers.messages import NEW, Age, Heard
@@ -21,9 +20,8 @@ from fedloom.federation.rounds.diagnostics import sampled
 from fedloom.federation.rounds.federation import BuiltFederation, Common
 from fedloom.federation.rounds.messages import ALL, Message, Payload, clip_counts, rows_of
 from fedloom.federation.rounds.recovery import was_lost
-from fedloom.federation.rounds.server import dispatch, server_init, server_step
+from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.federation.rounds.worker import TrainJob
-from fedloom.methods.method import Method
 from fedloom.methods.peers.aggregation import AtPeer
 from fedloom.methods.peers.graph import Graph
 from fedloom.methods.peers.neighbours import recent, soft_weights
@@ -127,16 +125,9 @@ class Mix:
         return model
 
 
-def first(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor], seed: int = 0) -> State:
-    """Return one peer's state before the first round; `initial` is the whole model vector, `seed` that of the run."""
-    return {
-        "server": server_init(method, layout, initial, integers, seed),
-        "client": {},
-        "similarity": {},
-        "scope": "full",
-        "told": {},
-        "known": {},
-    }
+def first(server: State) -> State:
+    """Return one peer's state before the first round, with the state of its model as a server has it."""
+    return {"server": server, "client": {}, "similarity": {}, "scope": "full", "told": {}, "known": {}}
 
 
 class Peer:

@@ -37,21 +37,19 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.round import Advance, Round
+from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.methods.peers.graph import Graph
 from fedloom.methods.peers.scenario import Events, synchronous
 from fedloom.models.build import is_whole
-from fedloom.training.flat import integer_buffers
 
 
 def initial_peers(built: Built) -> State:
     """Return the state of a run of peers before its first round. All start from the same model."""
-    initial = built.layout.flatten(built.module).detach()
     free = built.recipe.peers is not None and built.recipe.peers.mode == "asynchronous"
     peers: State = {}
     for name in built.federation.clients:
-        own = first(built.method, built.layout, initial, integer_buffers(built.module), built.recipe.seed)
-        peers[name] = {**own, **({"pace": at_rest()} if free else {})}
+        peers[name] = {**first(initial_state(built)["server"]), **({"pace": at_rest()} if free else {})}
     events = {"events": Events().state()} if free else {}
     return {"round": 0, "peers": peers, "clock": 0.0, **events, "early": None, "stopped": False}
 
