@@ -101,12 +101,9 @@ class WorkerPool(Executor):
                 busy.add(pipe)
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                ok, value = self._hear(ready)
+                value = self._hear(ready)
                 busy.discard(ready)
                 idle.append(ready)
-                if not ok:
-                    self.close()
-                    raise value
                 if isinstance(value, TrainDone):  # shared memory between processes is scarce: keep a copy
                     value = replace(value, state=map_tensors(value.state, lambda t: t.clone() if t.is_shared() else t))
                 held = (yield value) or 0
@@ -114,10 +111,7 @@ class WorkerPool(Executor):
     def load(self) -> None:
         """Wait until all workers have loaded the setup. Raises UserError if one cannot."""
         while self.loading:
-            ok, value = self._hear(self.loading.pop())
-            if not ok:
-                self.close()
-                raise value
+            self._hear(self.loading.pop())
 
     def _talk(self, pipe: Connection, message: Any) -> None:
         try:
@@ -125,12 +119,16 @@ class WorkerPool(Executor):
         except (BrokenPipeError, OSError) as error:
             self._died(pipe, error)
 
-    def _hear(self, pipe: Connection) -> tuple[bool, Any]:
+    def _hear(self, pipe: Connection) -> Any:
+        """Return a worker's answer; close the pool and raise the error where it is one."""
         try:
             ok, value = pipe.recv()
         except (EOFError, OSError) as error:
             self._died(pipe, error)
-        return ok, value
+        if not ok:
+            self.close()
+            raise value
+        return value
 
     def _died(self, pipe: Connection, error: Exception) -> None:
         process = self.processes[self.pipes.index(pipe)]

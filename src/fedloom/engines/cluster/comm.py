@@ -103,10 +103,7 @@ class Comm:
         parts = x.split(list(sizes), dim=-1)
         mine = torch.empty((self.size, *parts[self.rank].shape), dtype=x.dtype, device=x.device)
         self.exchange({q: [parts[q]] for q in range(self.size)}, {q: [mine[q]] for q in range(self.size)})
-        total = mine[0]
-        for other in mine[1:]:
-            total = total + other
-        return total
+        return sum(mine[1:], mine[0])
 
     def concat(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return the parts of all processes side by side along the last dimension; `sizes` are their widths."""

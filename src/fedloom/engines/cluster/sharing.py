@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import torch
@@ -80,11 +80,9 @@ class Columns(Spread):
             mine = [row for row, place in zip(out.rows, out.given.places, strict=True) if place == rank]
             return list(zip(mine, out.given.own, strict=True))
         X = out.X
-
-        def columns_of(q: int) -> list[int]:
-            return [i for i, (name, _) in enumerate(out.rows) if everywhere or owner.get(name, q) == q]
-
-        index = [columns_of(q) for q in range(size)]
+        index = [
+            [i for i, (name, _) in enumerate(out.rows) if everywhere or owner.get(name, q) == q] for q in range(size)
+        ]
         whole = X.new_empty(len(index[rank]), sum(self.sizes(out.layout)))
         for here, parts in self.pieces(out.layout, len(X)):
             send = {q: [X[index[q], here]] for q in range(size)} if rank in parts else {}
@@ -260,8 +258,7 @@ class Sharing(Member):
             base = bases(built.method, server, here) if here else torch.zeros(0, columns.layout.d)
             return spread_rows(base, tuple(self.owner[client] for client in clients)).dense()
 
-        def back(out: Updates) -> list[tuple[Row, Tensor]]:
-            return columns.back(out, self.owner, self._knows_all)
+        back = partial(columns.back, owner=self.owner, everywhere=self._knows_all)
 
         def agree(why: str | None) -> str | None:
             return next((one for one in self.comm.all(why) if one is not None), None)

@@ -450,21 +450,16 @@ class AtNodes(Executor):
                 every = {"turn": turn, "names": names, "evaluate_trained": trained}
                 contents[name] = self._content(name, round_, every | own)
             results: dict[str, received.TurnResult] = {}
-            carried: dict[str, list[tuple[str, int, Tensor]]] = {}
             for name, result, numbers in self._answers("train.peer", contents, round_, limits, read):
                 results[name] = result
-                for i, (receiver, data) in enumerate(result.peer_messages):
-                    carried.setdefault(receiver, []).append((name, i, data))
                 if turn == TURNS[0]:
                     now.done.append(self._done(name, Payload((name, None), 0.0), round_, numbers, splits))
                     now.ledger.add("local training, sum over clients", now.done[-1].seconds)
                     if not numbers.get("finite"):
                         now.without(name)
                     now.progress.client(round_, len(now.done), len(members))
-            peer_messages = {
-                name: [data for *_, data in sorted(each, key=lambda e: e[:2])] for name, each in carried.items()
-            }
             there = sorted(results)
+            peer_messages = grouped(sent for name in there for sent in results[name].peer_messages)
             for name in there:
                 for words in results[name].events:
                     now.log("node", {"client": name, "why": words})

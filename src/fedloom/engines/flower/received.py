@@ -79,7 +79,7 @@ def payload_fields(
     extras: dict[str, Untrusted] = {
         name: Each(tuple(each[name] for each in one)) if tasks else one[0][name] for name in one[0]
     }
-    sent = method.buffers != "local"
+    sent, statistics = method.buffers != "local", Statistics(buffers, (len(tasks),) if tasks else ())
     fields: dict[str, Untrusted] = {
         "n": Exactly(n),
         "tasks": Named({task: Number(1, n, whole=True) for task in tasks}),
@@ -87,9 +87,7 @@ def payload_fields(
         "extra": Named(extras),
         "side": Named(dict.fromkeys(method.auxiliary, Array((shared.d,)))),
         "support": support if method.wants_support else Nothing(),
-        "buffers": Statistics(buffers, (len(tasks),) if tasks else ())
-        if sent and built.shared_buffers.d
-        else Nothing(),
+        "buffers": statistics if sent and built.shared_buffers.d else Nothing(),
         "integers": Named(integer_fields(built) if sent else {}),
     }
     return Named(fields), sender_of(built, client)

@@ -89,9 +89,8 @@ class ClientRound(Common):
     def _validate(self) -> float:
         part = self.client.part("val")
         labelled = {name: each for name, each in self.client.tasks.items() if len(part.of(name))}
-        scores = evaluate(
-            self.model, part, {name: task for name, (task, _) in labelled.items()}, self.training.batch_size
-        )
+        tasks = {name: task for name, (task, _) in labelled.items()}
+        scores = evaluate(self.model, part, tasks, self.training.batch_size)
         self.model.module.train()
         return sum(weight * scores[name]["loss"] for name, (_, weight) in labelled.items())
 
@@ -135,8 +134,8 @@ class ClientRound(Common):
         """Return what a payload has beside its packed row and extras, by field."""
         method, beside = self.method, dict[str, Any]()
         if method.auxiliary:
-            vectors = {name: self.params.take(result.extra[name], self.shared) for name in method.auxiliary}
-            beside["auxiliary"] = {name: vector.to("cpu") for name, vector in vectors.items()}
+            take, extra = self.params.take, result.extra
+            beside["auxiliary"] = {name: take(extra[name], self.shared).to("cpu") for name in method.auxiliary}
         if method.wants_support:
             beside["support"] = self._support(tuple(self.client.tasks))
         if method.buffers != "local" and self.model.has_buffers:  # else they were copied by `_kept`
@@ -167,10 +166,8 @@ class ClientRound(Common):
                     new["personal"] = personal_state(model, personal)
         if method.buffers == "local":
             new["buffers"], new["integers"] = self._buffers()
-        if (layout := self.layout.buffers).blocks:
-            mine = layout.without(self.shared_buffers)
-            if mine.blocks:
-                new["private_buffers"] = layout.take(model.buffers, mine).to("cpu", copy=True)
+        if (mine := self.layout.buffers.without(self.shared_buffers)).blocks:
+            new["private_buffers"] = self.layout.buffers.take(model.buffers, mine).to("cpu", copy=True)
         return new
 
     def _extras(self, result: LocalResult) -> dict[str, Any]:

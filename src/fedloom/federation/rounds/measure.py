@@ -371,9 +371,8 @@ def named(built: Built, model: FlatModel, client: str, one: Model, round: int, p
     load(built.method, model, for_task(built, model, client, one.message, one.task), one.state)
     if one.name == "personal":
         load_personal(model, one.state.get("personal", {}))
-        tune(
-            built.method, model, built.federation.clients[client], built.recipe.training, Ctx(round, built.recipe.seed)
-        )
+        ctx = Ctx(round, built.recipe.seed)
+        tune(built.method, model, built.federation.clients[client], built.recipe.training, ctx)
     return {prefix + key: value.clone() for key, value in model.module.state_dict().items()}
 
 

@@ -507,9 +507,8 @@ class RunFolder:
 
 def _words(changed: Mapping[str, Any]) -> str:
     """Return the keys of a recipe that changed, with both values of each."""
-    return (
-        ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in changed.items()) or "which keys is not known"
-    )
+    keys = ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in changed.items())
+    return keys or "which keys is not known"
 
 
 def _origin(value: Mapping[str, Any]) -> str:

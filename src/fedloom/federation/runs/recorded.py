@@ -41,11 +41,8 @@ Number = float | None
 def no_run(folder: Path, name: str) -> StateError:
     """Return the error for a folder that lacks a file which every run has."""
     gone = not folder.exists() and any(each.name.startswith(TEMPORARY) for each in (folder, folder.parent))
-    why = (
-        "it was temporary and is gone with its result; keep the result, or pass folder= to the run"
-        if gone
-        else f"{name} is absent"
-    )
+    lost = "it was temporary and is gone with its result; keep the result, or pass folder= to the run"
+    why = lost if gone else f"{name} is absent"
     return StateError(f"{folder} is not a run folder: {why}{runs_below(folder, 'name these')}")
 
 
