@@ -288,11 +288,8 @@ def _pieces(optimizer: Stepper | torch.optim.Optimizer) -> list[Tensor]:
 
 def export_state(optimizer: Stepper | torch.optim.Optimizer) -> State:
     """Return moments and step counts by position of the slice, for a checkpoint."""
-    return {
-        str(i): {k: v for k, v in optimizer.state[piece].items() if v is not None}
-        for i, piece in enumerate(_pieces(optimizer))
-        if piece in optimizer.state
-    }
+    known = [(i, optimizer.state[piece]) for i, piece in enumerate(_pieces(optimizer)) if piece in optimizer.state]
+    return {str(i): {k: v for k, v in of.items() if v is not None} for i, of in known}
 
 
 def import_state(optimizer: Stepper | torch.optim.Optimizer, state: State) -> None:

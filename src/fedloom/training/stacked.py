@@ -217,11 +217,8 @@ def train_stacked(
         pieces = leaf.split([block.size for block in layout.blocks], dim=1)
         weights = {b.name: w.view(-1, *b.shape) for b, w in zip(layout.blocks, pieces, strict=True)}
         try:
-            total, losses = forward(
-                weights,
-                x.view(*batch.shape, *x.shape[1:]),
-                {name: y[name].view(*batch.shape, *y[name].shape[1:]) for name in names},
-            )
+            targets = {name: y[name].view(*batch.shape, *y[name].shape[1:]) for name in names}
+            total, losses = forward(weights, x.view(*batch.shape, *x.shape[1:]), targets)
             total.sum().backward()
         except RuntimeError as error:
             if out_of_memory(error):

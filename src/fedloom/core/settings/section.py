@@ -356,11 +356,7 @@ ClientId = Annotated[str, AfterValidator(client_name)]
 def differs(path: str, one: Any, two: Any) -> list[str]:
     """Return the key paths of the leaves in which two plain values differ."""
     if isinstance(one, Mapping) and isinstance(two, Mapping):
-        return [
-            key
-            for name in {*one, *two}
-            for key in differs(f"{path}.{name}" if path else name, one.get(name), two.get(name))
-        ]
+        return [key for name in {*one, *two} for key in differs(join(path, name), one.get(name), two.get(name))]
     return [] if one == two else [path]
 
 

@@ -68,11 +68,8 @@ def source(thing: Any) -> dict[str, str | None]:
         version: str | None = _version(package)
     except metadata.PackageNotFoundError:  # a file, or a package whose name is not that of its module
         version = getattr(sys.modules.get(package), "__version__", None)
-    return {
-        "module": module,
-        "version": version,
-        "source": None if text is None else hashlib.sha256(text).hexdigest()[:16],
-    }
+    digest = None if text is None else hashlib.sha256(text).hexdigest()[:16]
+    return {"module": module, "version": version, "source": digest}
 
 
 def sources(things: Iterable[Any]) -> dict[str, dict[str, str | None]]:

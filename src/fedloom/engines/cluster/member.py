@@ -129,11 +129,8 @@ class Member(Executor):
             for m, arrived in tree.items():
                 for kind, each in arrived.items():
                     own[kind][m] = each
-        return {
-            **state,
-            "clients": own["clients"],
-            "server": {**server, "personal": own["personal"], "rule": own["rule"]},
-        }
+        server = {**server, "personal": own["personal"], "rule": own["rule"]}
+        return {**state, "clients": own["clients"], "server": server}
 
     def scattered(self, state: State | None) -> State:
         """Return this process's part of a whole state, which rank 0 has."""

@@ -222,11 +222,8 @@ class Sharing(Member):
 
     def _view(self, server: State, rank: int) -> State:
         names = {c for c, owner in self.owner.items() if owner == rank or self._knows_all} | {ALL}
-        return {
-            **server,
-            "personal": {c: x for c, x in server["personal"].items() if c in names},
-            "rule": {c: memory for c, memory in server["rule"].items() if c in names},
-        }
+        mine = {name: {c: x for c, x in server[name].items() if c in names} for name in ("personal", "rule")}
+        return {**server, **mine}
 
     def gathered(self, state: State) -> State:
         state = super().gathered(state)

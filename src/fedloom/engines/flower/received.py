@@ -109,8 +109,7 @@ def _extras(built: Built, client: BuiltClient) -> dict[str, Untrusted]:
     first = next((task.channels for task, _ in client.tasks.values() if task.kind == "classification"), 0)
     known: dict[str, Untrusted] = {
         "steps": Number(0, _MANY, whole=True),
-        "domain": Exactly(client.domain or ""),
-        "tasks": Exactly(",".join(sorted(client.tasks))),
+        **{name: Exactly(value) for name, value in client.extras.items()},
         "classes": Array((first,), torch.float64, 0, _MANY),
     }
     return {name: known.get(name, value) for name, value in built.method.extra_values.items()}

@@ -245,7 +245,7 @@ class Built(Common):
 def group_of(federation: BuiltFederation, row: Row) -> str:
     """Return the name of the group that a row is in: the row's task, or the tasks of its client."""
     client, task = row
-    return task or ",".join(sorted(federation.client(client).tasks))
+    return task or federation.client(client).extras["tasks"]
 
 
 def conspired(

@@ -173,11 +173,7 @@ class ClientRound(Common):
     def _extras(self, result: LocalResult) -> dict[str, Any]:
         """Return the extras of the client's row that some stage uses: no others leave the client."""
         names, client = self.method.extras, self.client
-        about: dict[str, Any] = {
-            "steps": float(result.steps),
-            "domain": client.domain or "",
-            "tasks": ",".join(sorted(client.tasks)),
-        }
+        about: dict[str, Any] = {"steps": float(result.steps), **client.extras}
         if "classes" in names:
             about["classes"] = client.class_counts
         about |= {name: v.to("cpu") if isinstance(v, Tensor) else v for name, v in result.extra.items()}

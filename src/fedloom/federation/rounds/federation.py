@@ -142,6 +142,11 @@ class BuiltClient:
         return {name: weight / task.weight if task.weight else 0.0 for name, (task, weight) in self.tasks.items()}
 
     @property
+    def extras(self) -> dict[str, str]:
+        """Its domain and its tasks, as stages see them beside its rows."""
+        return {"domain": self.domain or "", "tasks": ",".join(sorted(self.tasks))}
+
+    @property
     def class_counts(self) -> Tensor:
         """Train examples of each class (C, float64) of the first classification task; empty without such a task."""
         for task, _ in self.tasks.values():
@@ -196,11 +201,8 @@ class BuiltFederation:
             of_domain = {name: everything[numbers == i] for i, name in enumerate(dataset.domains)}
             if holders.keys() - {None}:
                 common = everything[numbers < 0]
-        alone = {
-            s.client: [of_domain[s.domain]]
-            for s in partition.shares
-            if holders[s.domain] == 1 and s.domain in of_domain
-        }
+        only = [s for s in partition.shares if holders[s.domain] == 1 and s.domain in of_domain]
+        alone = {s.client: [of_domain[s.domain]] for s in only}
         train = coded(dataset.train, dataset.tasks, {s.client: [s.train, s.val] for s in partition.shares})
         test = coded(dataset.test, dataset.tasks, alone)
         tests: dict[str | None, Part] = {None: Part(test, common, "shared")}

@@ -111,15 +111,10 @@ def _tried(built: Built) -> list[Row]:
 
 def _extras(built: Built, rows: tuple[Row, ...]) -> dict[str, list[Any]]:
     """Return the extras that are known before a run."""
-    clients = [built.federation.client(client) for client, _ in rows]
-    known: dict[str, list[Any]] = {
-        "steps": [1.0] * len(rows),
-        "domain": [client.domain or "" for client in clients],
-        "tasks": [",".join(sorted(client.tasks)) for client in clients],
-    }
-    for name in built.method.extras - known.keys():
+    each = [{"steps": 1.0, **built.federation.client(client).extras} for client, _ in rows]
+    for name in built.method.extras - {"steps", "domain", "tasks"}:
         raise _UnknownError(f"it reads {name}")
-    return {name: known[name] for name in built.method.extras}
+    return {name: [known[name] for known in each] for name in built.method.extras}
 
 
 _SMALL = 1e-4
