@@ -121,10 +121,10 @@ def test_few_results_wait_for_an_earlier_one(monkeypatch: pytest.MonkeyPatch) ->
             self.at[pipe] = message[0].client
             begun.append(message[0].client)
 
-        def _hear(self, pipe: Any) -> tuple[bool, Any]:
+        def _hear(self, pipe: Any) -> Any:
             if self.at[pipe] == "0":
                 before.append(len(begun))
-            return True, SimpleNamespace(client=self.at.pop(pipe))
+            return SimpleNamespace(client=self.at.pop(pipe))
 
     before: list[int] = []
     pool = Pool()
