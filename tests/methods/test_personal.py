@@ -160,6 +160,15 @@ def test_ditto_leaves_fedavg_alone(quick: Quick) -> None:
     assert len(set(losses)) == len(losses)
 
 
+def test_dittos_own_model_begins_with_the_statistics_that_were_received() -> None:
+    """Not with those that training the received model has just left."""
+    *_, state, payload = one_turn("model={name: resnet10, width: 4}", "method=ditto", client="all-0")
+    counters = state["personal"]["integers"]
+    assert counters
+    for name, batches in counters.items():
+        assert torch.equal(batches, payload.integers[name]), name  # as many steps, from the same start
+
+
 def test_ditto_is_held_near_the_received_model() -> None:
     """On a quadratic the personal model's rest point is (h b + lam theta) / (h + lam), theta being FedAvg's optimum."""
     run = Quadratics(methods.ditto(lam=0.5), [1, 1], [0, 4], steps=1, optimizer={"lr": 0.1})

@@ -224,9 +224,8 @@ class BesideRound(ClientRound):
             return payload, result, new
         trained = model.vector.clone()
         memory = state.get("personal", {})
+        load(self.method, model, received, state)  # statistics too are those received, not those just trained
         load_personal(model, memory)
-        if not memory:
-            model.params.copy_(base)
         rules = self.method.turn.beside or ()
         beside = self._local(f"{self.client.id}/personal", memory, rules, broadcast={"anchor": base})
         new["personal"] = memory
