@@ -74,6 +74,22 @@ def test_local_buffers_do_not_travel() -> None:
     assert common.integers
 
 
+@pytest.mark.parametrize(
+    ("method", "private"),
+    [("{name: fedper, layers: [encoder.stages.2.*]}", "encoder.stages.2."), ("fedper", "")],
+)
+def test_statistics_of_private_layers_stay_with_the_client(method: str, private: str) -> None:
+    built, model, _, state, payload = one_turn("model={name: resnet10, width: 4}", f"method={method}", client="all-0")
+    buffers, names = built.layout.buffers, built.method.shared_buffers(built.layout).names
+    kept = [name for name in buffers.names if private and name.startswith(private)]
+    assert bool(kept) == bool(private)
+    assert sorted([*names, *kept]) == sorted(buffers.names)
+    assert (0 if payload.buffers is None else len(payload.buffers)) == built.method.shared_buffers(built.layout).d
+    if kept:
+        own = buffers.take(model.buffers, buffers.select(name=tuple(kept)))
+        assert torch.equal(state["private_buffers"], own)
+
+
 def test_fedbabu_heads_are_frozen_under_weight_decay() -> None:
     built, model, before, _ = one_round("method=fedbabu", DECAY)
     layout = built.layout

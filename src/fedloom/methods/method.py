@@ -314,7 +314,8 @@ class Method(Checked):
 
     def shared_buffers(self, layout: Layout) -> Layout:
         """Return float buffers that may leave a client: all but those of private modules."""
-        return Layout(tuple(b for b in layout.buffers.blocks if b.part != "private"))
+        shared = Layout(tuple(b for b in layout.buffers.blocks if b.part != "private"))
+        return shared if self.private is None else shared.without(shared.select(as_select(self.private)))
 
     @property
     def outline(self) -> Outline:

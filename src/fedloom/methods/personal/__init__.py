@@ -134,9 +134,10 @@ def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple
              last layers only, and decoders are averaged. `layers` keeps more blocks of the encoder, as patterns on
              their names, e.g. [encoder.blocks.11.*]
 
-    There is no global model: each client is measured with its own layers. The encoder's float buffers (batch norm) are
-    averaged. One client is local training; a model without decoders has the same two choices of `personal`. FedSTA
-    without averaged decoders, with `weights: size`, is this method. With FedDEA, rho counts the shared parameters only.
+    There is no global model: each client is measured with its own layers. Float buffers (batch norm) of shared layers
+    are averaged, those of personal layers stay at the client. One client is local training; a model without decoders
+    has the same two choices of `personal`. FedSTA without averaged decoders, with `weights: size`, is this method. With
+    FedDEA, rho counts the shared parameters only.
     """
     if personal == "heads":
         if layers:
