@@ -351,13 +351,24 @@ def test_fedmerge_by_hand(step: float) -> None:
     state = {"models": list(models), "logits": known, "stages": [{}] * 3}
     updates = Updates.of(X, n, rows=["c0", "c1", "c2"], base=mixes.detach())
     out, after = stage(updates, state, Ctx(2))
-    assert [client for client, _ in out.rows] == ["c0", "c1", "c2", "c3"]
+    assert [client for client, _ in out.rows] == ["*", "c0", "c1", "c2", "c3"]
     torch.testing.assert_close(torch.stack(after["models"]), new)
     torch.testing.assert_close(torch.tensor([after["logits"][c] for c in ("c0", "c1", "c2")]).double(), new_v)
     assert after["logits"]["c3"] == known["c3"]
     absent = torch.tensor(known["c3"], dtype=torch.float64).softmax(0)
-    torch.testing.assert_close(out.X[:3], new_v.softmax(1) @ new - mixes.detach())
-    torch.testing.assert_close(out.X[3], absent @ new - absent @ models)
+    torch.testing.assert_close(out.X[1:4], new_v.softmax(1) @ new - mixes.detach())
+    torch.testing.assert_close(out.X[4], absent @ new - absent @ models)
+    torch.testing.assert_close(out.X[0], (new - models).mean(0))  # for clients that never took part
+
+
+def test_who_joins_fedmerge_later_begins_with_the_models_of_now() -> None:
+    """So one model is FedAvg under partial participation too, but for rounding."""
+    rounds = [["c00", "c01"], ["c00", "c01"], ["c01", "c02"], ["c02", "c03"], ["c00", "c03"]]
+    one, two = (Quadratics(m, **OPPOSITE) for m in (methods.fedmerge(models=1, mu=0.0), methods.fedavg()))
+    one.go(5, rounds)
+    two.go(5, rounds)
+    for name in one.names:
+        torch.testing.assert_close(personal(one, name), two.point, atol=1e-12, rtol=0)
 
 
 def test_fedmerge_separates_groups_and_its_mixes_say_who_belongs_together() -> None:

@@ -223,7 +223,7 @@ def fedmerge(
              shared. Models that start alike never part, and random ones have no mean that a client could train: round 1
              is FedAvg, and makes the models as with ifca, shifted so that their mean is the model of round 1
 
-    An absent client moves with the models; one that never took part has the model of round 1. models = 1 is FedAvg with
+    An absent client moves with the models; one that never took part has their mean. models = 1 is FedAvg with
     the term of mu. step = 0 leaves all mixes equal. Add-ons at the server (pcgrad, cagrad, ...) act in each model, on
     rows weighed by the mixes; those that read no weights (robust rules) move all models alike. A server step moves the
     clients' copies and not the models: leave it at 1. Refused at peers, and with `privacy` but for `trust: local`.

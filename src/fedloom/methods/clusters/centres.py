@@ -23,7 +23,7 @@ from fedloom.core.outline import Box
 from fedloom.core.settings.section import Count, NonNegative
 from fedloom.core.stage import Identity, Stage, Traits, inner
 from fedloom.core.untrusted import Number, Untrusted
-from fedloom.core.updates import Updates
+from fedloom.core.updates import EVERYONE, Updates
 from fedloom.methods.clusters.aggregation import agglomerate, cosines, for_members
 from fedloom.training.rules import LocalRule, View
 
@@ -247,7 +247,8 @@ class MergedModels(Aggregation):
             out, stages[j] = self.stage(updates.replace(weight=weight), stages[j], ctx)
             models.append(model + out.X[0])
         now = dict(sorted({**known, **dict(zip(clients, logits.tolist(), strict=True))}.items()))
-        uses = {client: torch.tensor(mine, dtype=torch.float64).softmax(0).tolist() for client, mine in now.items()}
+        every = {EVERYONE[0]: [0.0] * self.count, **now}  # one that joins later begins with equal shares
+        uses = {client: torch.tensor(mine, dtype=torch.float64).softmax(0).tolist() for client, mine in every.items()}
         return _moved(updates, base, before, models, uses), {"models": models, "logits": now, "stages": stages}
 
 
