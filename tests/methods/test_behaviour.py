@@ -386,21 +386,25 @@ def test_fedga_the_client_that_suffers_gains_weight() -> None:
     torch.testing.assert_close(u, torch.tensor([[0.322086, 0.368098, 0.309816]]), atol=1e-6, rtol=0)
     # client c00 is absent in round 3: it keeps its weight among the others' and has no gap in round 4
     _, state = stage.on(X[1:], rows=["c1", "c2"], round=3, state=state, loss_received=[1, 1], loss_trained=[0.4, 0.4])
-    assert set(state["0"]["weights"]) == {"c0", "c1", "c2"}
-    assert sum(state["0"]["weights"].values()) == pytest.approx(1)
+    weights = state["0"]["weights"]
+    assert set(weights) == {"*", "c0", "c1", "c2"}
+    assert sum(weights[client] for client in ("c0", "c1", "c2")) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("centre", [False, True])
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("rounds", [None, 10])
 def test_fedga_as_its_formula_in_round_4(centre: bool, relative: bool, rounds: int | None) -> None:
-    """a_k + (left step / n) gap_k / max |gap|: four clients of a population of five, one not there in round 3."""
+    """a_k + (left step / n) gap_k / max |gap|: four clients of a population of five, one not there in round 3.
+
+    The fifth, which never took part, counts in the sum.
+    """
     trained, received = np.array([0.5, 2.0, 0.25]), np.array([0.75, 2.5, 0.125])
     stage = GapWeights(step=1.0, relative=relative, centre=centre, floor=0.05)
-    names, start = ("a", "b", "c", "d"), np.array([0.1, 0.2, 0.3, 0.4])
+    names, start = ("a", "b", "c", "d"), np.array([0.1, 0.2, 0.3, 0.3])
     before = {name: {"round": 3, "loss": loss} for name, loss in zip("abc", trained, strict=True)}
     state = {
-        "weights": dict(zip(names, start.tolist(), strict=True)),
+        "weights": {"*": 0.1, **dict(zip(names, start.tolist(), strict=True))},
         "trained": {**before, "d": {"round": 2, "loss": 0.1}},
     }
     losses = {"loss_received": [*received.tolist(), 9.0], "loss_trained": [0.1, 0.2, 0.3, 0.4]}
@@ -411,7 +415,8 @@ def test_fedga_as_its_formula_in_round_4(centre: bool, relative: bool, rounds: i
     gaps = gaps - gaps.mean() if centre else gaps
     step = (1.0 if rounds is None else 0.8) / 5  # rounds 1 and 2 of 10 are over when the gaps of round 3 come to be
     moved = np.maximum(start + step * np.array([*gaps, 0.0]) / np.abs(gaps).max(), 0.05)
-    assert out.weight.tolist() == pytest.approx((moved / moved.sum()).tolist(), rel=1e-12)
+    assert out.weight.tolist() == pytest.approx((moved / (moved.sum() + 0.1)).tolist(), rel=1e-12)
+    assert new["weights"]["*"] == pytest.approx(0.1 / (moved.sum() + 0.1), rel=1e-12)
     assert new["trained"]["d"] == {"round": 4, "loss": 0.4}
 
 
@@ -420,14 +425,18 @@ def test_fedga_starts_equal_in_its_population_and_stops_at_the_end() -> None:
     updates = Updates.of(torch.eye(2), **losses)
     first, state = GapWeights()(updates, {}, Ctx(round=1, population=4, rounds=2))
     assert first.weight.tolist() == [0.25, 0.25]
-    # The loss of 0 has no relative gap; the other's is 1, and the weights of two clients sum to 1.
-    second, _ = GapWeights(step=0.4)(updates, state, Ctx(round=2, population=4, rounds=2))
-    assert second.weight.tolist() == pytest.approx([0.25 / 0.6, 0.35 / 0.6])
+    # The loss of 0 has no relative gap; the other's is 1, and the weights of all four clients sum to 1.
+    second, later = GapWeights(step=0.4)(updates, state, Ctx(round=2, population=4, rounds=2))
+    assert second.weight.tolist() == pytest.approx([0.25 / 1.1, 0.35 / 1.1])
+    # One that joins now counts as much as one that was there and has no gap.
+    joined = Updates.of(torch.eye(2), rows=["c0", "new"], loss_received=[0.0, 2.0], loss_trained=[0.0, 1.0])
+    third, _ = GapWeights()(joined, later, Ctx(round=3, population=4, rounds=2))
+    assert third.weight.tolist() == pytest.approx([0.25 / 1.1] * 2)
     # What is left of the step after 2 rounds of 2 is nothing, and never less.
     for round in (4, 5):
         state["trained"] = {client: {**kept, "round": round - 1} for client, kept in state["trained"].items()}
         last, _ = GapWeights(step=0.4)(updates, state, Ctx(round=round, population=4, rounds=2))
-        assert last.weight.tolist() == pytest.approx([0.5, 0.5])
+        assert last.weight.tolist() == pytest.approx([0.25, 0.25])
 
 
 @pytest.mark.parametrize("gaps", [{}, {"a": 0.0, "b": 0.0}])

@@ -23,7 +23,7 @@ from fedloom.core.lazy import need
 from fedloom.core.mean import column_groups, problems, shares, weighted_mean
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.untrusted import Number
-from fedloom.core.updates import Updates
+from fedloom.core.updates import EVERYONE, Updates
 from fedloom.methods import conflict as settings
 from fedloom.training.rules import LocalRule, View
 
@@ -331,17 +331,18 @@ class ValidationLosses(LocalRule):
 
 
 def adjusted(
-    weights: Mapping[str, float], gaps: Mapping[str, float], step: float, floor: float = 0.0
+    weights: Mapping[str, float], gaps: Mapping[str, float], step: float, floor: float = 0.0, unseen: int = 0
 ) -> dict[str, float]:
     """Return weights after one adjustment: a_k + step gap_k / max_j |gap_j|, cut to [floor, 1], of sum 1 (FedGA).
 
     `gaps` may cover only some of the clients; a positive gap means that aggregation hurts the client: it gains weight.
+    The weight of "*" is that of each of the `unseen` clients, which never took part.
     """
     largest = max((abs(g) for g in gaps.values()), default=0.0)
     if not largest > 0:
         return dict(weights)
     moved = {k: min(1.0, max(floor, w + step * gaps.get(k, 0.0) / largest)) for k, w in weights.items()}
-    total = math.fsum(moved.values())
+    total = math.fsum(w * (unseen if k == EVERYONE[0] else 1) for k, w in moved.items())
     return {k: w / total for k, w in moved.items()} if total > 0 else dict(weights)
 
 
@@ -365,7 +366,8 @@ class GapWeights(settings.GapWeightsSettings, Stage):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         clients = [row_key(row) for row in updates.rows]
         n = ctx.population or len(clients) or 1
-        weights = {**dict.fromkeys(clients, 1 / n), **state.get("weights", {})}
+        weights = {EVERYONE[0]: 1 / n, **state.get("weights", {})}
+        weights = {**dict.fromkeys(clients, weights[EVERYONE[0]]), **weights}
         trained = dict(zip(clients, map(float, updates.extra["loss_trained"]), strict=True))
         received = dict(zip(clients, map(float, updates.extra["loss_received"]), strict=True))
         gaps = {}
@@ -382,7 +384,7 @@ class GapWeights(settings.GapWeightsSettings, Stage):
             mean = math.fsum(gaps.values()) / len(gaps)
             gaps = {client: gap - mean for client, gap in gaps.items()}
         left = max(0.0, 1 - (ctx.round - 2) / ctx.rounds) if ctx.rounds else 1.0  # the gaps are those of round - 1
-        weights = adjusted(weights, gaps, self.step * left / n, self.floor)
+        weights = adjusted(weights, gaps, self.step * left / n, self.floor, max(n + 1 - len(weights), 0))
         memory = {client: {"round": ctx.round, "loss": trained[client]} for client in clients}
         now = torch.tensor([weights[client] for client in clients], dtype=torch.float64)
         new = {"weights": weights, "trained": {**state.get("trained", {}), **memory}}
