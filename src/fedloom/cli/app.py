@@ -12,7 +12,7 @@ import typer
 
 from fedloom._version import __version__
 from fedloom.cli import data, deploy, grid, look, shared, tables, train
-from fedloom.core.errors import UserError, line_of, of_system
+from fedloom.core.errors import UserError, line_of, of_system, printable
 from fedloom.core.machine import out_of_memory
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ def main() -> None:
         if text is None:
             typer.echo("This is a bug of fedloom, not your mistake: please report it with the lines above.", err=True)
             sys.exit(1)
+        text = printable(text, "\n\t")  # it may quote what came from elsewhere
         typer.echo(f"{typer.style('error:', fg='red', bold=True)} {text}", err=True)
         sys.exit(2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -97,6 +98,11 @@ def first_of(names: Iterable[object], most: int = 5) -> str:
     """Return 'a, b and 3 more': the first names, and how many there are besides."""
     first, rest = (names := [*map(str, names)])[:most], len(names) - most
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that no text from elsewhere may have: a terminal obeys them, they turn the direction of what follows, or
+they are half of one, which no file can hold. Tabs and ends of lines are allowed."""
 
 
 def printable(text: str, kept: str = "", sign: str | None = None) -> str:

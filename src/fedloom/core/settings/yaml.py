@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import ValidationError
 
-from fedloom.core.errors import RecipeError, UserError, parsing
+from fedloom.core.errors import CONTROL, RecipeError, UserError, parsing
 from fedloom.core.settings.section import M, explain, strict
 
 LONGEST = 100
@@ -54,8 +54,8 @@ def to_yaml(value: Any) -> str:
 def parse(text: str, where: str) -> Any:
     """Convert YAML to plain values, as in YAML 1.2: 010 is ten, off is text, 1e-3 is a number.
 
-    Refused are keys that occur twice, more than `LARGEST` characters, and more than `MOST` values or levels than
-    `DEEPEST` with aliases written out.
+    Refused are keys that occur twice, control characters, more than `LARGEST` characters, and more than `MOST` values
+    or levels than `DEEPEST` with aliases written out.
     """
     if len(text) > LARGEST:
         raise RecipeError(f"{where}: {len(text):,} characters found, expected at most {LARGEST:,}")
@@ -98,6 +98,8 @@ def _measure(root: yaml.Node) -> None:
             what = "contains itself" if id(node) in above else f"nested more than {DEEPEST} deep"
             raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
         if id(node) not in sizes:
+            if isinstance(node, yaml.ScalarNode) and CONTROL.search(node.value):  # quoted: "\e[2J"
+                raise yaml.MarkedYAMLError(problem="a control character found", problem_mark=node.start_mark)
             each: list[yaml.Node] = node.value if isinstance(node, yaml.SequenceNode) else []
             if isinstance(node, yaml.MappingNode):
                 each = [part for pair in node.value for part in pair]
@@ -119,18 +121,18 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     }
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        text = node.value
+        text = self.construct_scalar(node)
         if len(text) > LONGEST:
             raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} digits", problem_mark=node.start_mark)
         return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
 
     def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
-        text = node.value.lower()
+        text = self.construct_scalar(node).lower()
         return float(text.replace(".", "") if text.endswith(("inf", "nan")) else text)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+        seen, pairs = set(), node.value if isinstance(node, yaml.MappingNode) else ()
+        for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
             # keys become texts: 01 would be 1, and two sites one
             read = key.value if key.tag.endswith((":str", ":merge")) else json.dumps(self.construct_object(key))
             if read != key.value:
