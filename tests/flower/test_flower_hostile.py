@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import re
 import time
@@ -25,10 +26,12 @@ from fedloom.engines.flower import Node, client_app
 from fedloom.engines.flower.at_nodes import ClientManager
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
 from fedloom.engines.flower.nodes import NodeReport, federation_of
+from fedloom.engines.flower.received import result_of, scores_of
 from fedloom.engines.peers.transport import PeerMessage
 from fedloom.errors import UserError
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.runs import checkpoint
+from fedloom.models.tasks.labels import Classification
 from sites_support import SITES, Go, events, recipe, trained
 
 HONEST = sorted({*SITES} - {"lab"})
@@ -235,6 +238,9 @@ TOLD: dict[str, Any] = {
     "records": [["x", {"t": torch.zeros(1)}]],
     "records ": [["x", {"peer": "office"}]],
     "records  ": [["x", {"kind": "diagnostics"}]],
+    "records   ": [["withheld", {"what": "scores", "clients": ["office"]}]],
+    "records    ": [["peer", {"peer": "lab", "neighbours": 3}]],
+    "records     ": [["diagnostics", {"rows": [], "out": [], "shown": [4], "groups": []}]],
     "up": [["encoder", "", -1]],
     "peer_messages": [["nobody", torch.zeros(1)]],
     "peer_messages ": torch.zeros(3),
@@ -254,6 +260,14 @@ def test_what_a_peer_tells_beside_letters(go: Go, monkeypatch: pytest.MonkeyPatc
     assert {event["client"] for event in events(result.folder)} == {"lab"}
     assert len(dropped(result)) == len(cases) - 1  # an event is taken as words
     assert '"kind": "diagnostics"' not in (result.folder / "metrics.jsonl").read_text()
+
+
+def test_numbers_of_a_node_that_have_no_mean_are_nan() -> None:
+    """Two of them would end the run where the mean over clients is computed."""
+    found = scores_of("0", {"0/even/loss": 1.7e308, "0/even/accuracy": 0.5}, {"even": Classification("even", 2)})
+    assert found["even"]["accuracy"] == 0.5
+    assert math.isnan(found["even"]["loss"])
+    assert math.isnan(result_of({"loss/even": -1.7e308}, {"even": 1.0}).losses["even"])
 
 
 def hello(monkeypatch: pytest.MonkeyPatch, client: str, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -29,8 +29,8 @@ from sites_support import RECIPE, events, trained
 pytest.importorskip("flwr")
 
 from fedloom.data.tables.preprocessing import Input
-from fedloom.data.tables.table import together
-from fedloom.engines.flower import client_app
+from fedloom.data.tables.table import TableReport, together
+from fedloom.engines.flower import Node, client_app
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
 from fedloom.engines.flower.nodes import NodeConfig, about, build_from, own_data, own_table
 from fedloom.engines.flower.wire import head_of
@@ -386,6 +386,45 @@ def test_nodes_with_other_columns_are_left_out(
                         data={key: value for key, value in data.items() if key != "site"})  # fmt: skip
     (event,) = [event for event in events(result.folder) if event["event"] == "begins without some"]
     assert message in event["why"]
+
+
+@pytest.mark.parametrize(
+    ("column", "sent", "message"),
+    [
+        ("x", {"mean": -1e155}, "table.sent.x.mean"),
+        ("x", {"count": 10**400}, "table.sent.x.count"),
+        ("x", {"count": 1 << 52, "mean": 1e99, "squares": 1e308}, "table.sent.x.squares"),
+        ("kind", {"values": {"u\x1b[2J": 40}}, "expected texts without control characters"),
+    ],
+)
+def test_statistics_that_cannot_be_added_cost_their_site_its_place(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, sent: dict[str, Any], message: str
+) -> None:
+    honest = Node.hello
+
+    def answer(self: Node, head: Any, tree: Any) -> Any:
+        report, numbers = honest(self, head, tree)
+        if self.client == "aachen":
+            assert report is not None
+            report["table"]["sent"][column] |= sent
+        return report, numbers
+
+    monkeypatch.setattr(Node, "hello", answer)
+    result = over_nodes(folder, tmp_path / "run", "runtime.flower.min_clients=2", "training.rounds=1")
+    assert trained(result.folder) == [["bonn", "cologne"]]
+    (event,) = [event for event in events(result.folder) if event["event"] == "begins without some"]
+    assert message in event["why"]
+
+
+def test_shares_with_noise_that_cannot_be_added_are_refused() -> None:
+    value = {"site": None, "minimum": 5, "inputs": {"x": "number"}, "tasks": {"y": {"kind": "regression"}}}
+    for largest in (1e9, 1.7e308):
+        shares = {"x": (largest, largest, largest)}
+        if largest < 1e100:
+            TableReport.model_validate({**value, "shares": shares})
+            continue
+        with pytest.raises(ValueError, match="less than or equal to"):
+            TableReport.model_validate({**value, "shares": shares})
 
 
 PRIVATE = {"clip": 1.0, "noise": 0.1, "delta": 1e-3}

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, FiniteFloat
 
 from fedloom.core.context import draws
 from fedloom.core.errors import DataError, listed
-from fedloom.core.settings.section import Natural, NonNegative, Positive, Problems, Section
+from fedloom.core.settings.section import NonNegative, Positive, Problems, Section
 from fedloom.data.prepare import Array
 from fedloom.data.tables.read import Column, Table, number_of, quoted
 from fedloom.models.tasks.task import USUAL
@@ -161,21 +161,27 @@ def label_columns(tasks: Tasks) -> list[str]:
     return [column for task, label in tasks.items() for column in label.read_from(task)]
 
 
+LARGEST = 1e100
+"""The largest number that a site sends of a column: sums over sites, and products of two, can be computed."""
+_Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Sent = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+
+
 class Statistics(Section):
     """The numbers that one site sends of one column: nothing that fewer rows than the minimum make up."""
 
-    count: Natural = 0
-    mean: Annotated[FiniteFloat, Field(ge=-1e155, le=1e155)] = 0.0
-    squares: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    count: _Count = 0
+    mean: Sent = 0.0
+    squares: Annotated[float, Field(ge=0, le=LARGEST)] = 0.0
     """The sum of squared deviations from the mean."""
-    missing: Natural = 0
-    values: dict[str, Natural] = Field(default_factory=dict)
+    missing: _Count = 0
+    values: dict[str, _Count] = Field(default_factory=dict)
 
     def plus(self, other: Statistics) -> Statistics:
         """Return the statistics of both sites' rows together."""
         count = self.count + other.count
         apart = other.mean - self.mean
-        return Statistics(
+        return Statistics.model_construct(  # all sites' may be larger than one site's
             count=count,
             mean=self.mean + apart * other.count / max(count, 1),
             squares=self.squares + other.squares + apart**2 * self.count * other.count / max(count, 1),
@@ -217,7 +223,7 @@ def statistics(column: Column, kind: Kind, rows: Array, minimum: int) -> Statist
         return Statistics(missing=missing)
     with np.errstate(over="ignore"):
         mean, squares = float(there.mean()), float(((there - there.mean()) ** 2).sum())
-    if not np.isfinite([mean, squares]).all():
+    if not (abs(mean) <= LARGEST and squares <= LARGEST):
         what = f"numbers up to {np.abs(there).max():.3g} found, whose squares are too large to add"
         column.fail(f"{what}: leave the column out, or divide it")
     return Statistics(count=len(there), mean=mean, squares=squares, missing=missing)

@@ -546,7 +546,7 @@ class TableReport(Section):
     """Column -> its statistics."""
     ranges: dict[str, Range] | None = None
     """Under privacy: column -> the range that its numbers are clipped to."""
-    shares: dict[str, tuple[FiniteFloat, FiniteFloat, FiniteFloat]] = Field(default_factory=dict)
+    shares: dict[str, tuple[fitting.Sent, fitting.Sent, fitting.Sent]] = Field(default_factory=dict)
     """Under privacy, in place of `sent`: column -> what `shares_of` computes, perhaps with noise."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.data.tables.preprocessing import Label, Noise, Preprocessing
 from fedloom.data.tables.table import OwnTable, TableReport, far_off, together
+from fedloom.data.tables.workbook import harmless
 from fedloom.engines.flower.terms import SitePolicy
 from fedloom.federation.recipes.loader import read
 from fedloom.federation.recipes.schema import DataSection, Recipe, recipe_hash
@@ -92,6 +93,8 @@ class NodeReport(Section):
     @staticmethod
     def read(value: Any, client: str) -> NodeReport:
         """Read a client's report. Raises ValueError or DataError, with the field, if no model could be built."""
+        if odd := [text for text in _texts(value) if harmless(text) != text]:  # the server's log quotes them
+            raise ValueError(f"expected texts without control characters, found {shown(odd[0])}")
         report = NodeReport.model_validate(value)
         if report.client != client:
             raise ValueError(f"client: expected {client!r}, found {report.client!r}")
@@ -259,6 +262,14 @@ def about(client: BuiltClient, dataset: Dataset, counted: bool = True, table: Ta
         classes=_short(names),
         digests={name: _digest(each) for name, each in names.items()},
     )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in (*value, *value.values()) if isinstance(value, Mapping) else value:
+            yield from _texts(each)
 
 
 def _digest(names: Sequence[str]) -> str:

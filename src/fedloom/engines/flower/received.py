@@ -26,7 +26,8 @@ from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.rounds.messages import Message, Payload, blank, nothing, rows_of
 from fedloom.federation.runs.checkpoint import join_tree, tensors_in
-from fedloom.federation.runs.reader import described
+from fedloom.federation.runs.reader import CONSTANT, WITHHELD, described
+from fedloom.federation.runs.recorded import check_record
 from fedloom.models.tasks.task import Task
 from fedloom.training.flat import integer_buffers
 from fedloom.training.loop import LocalResult
@@ -250,9 +251,14 @@ def _some(value: Any, field: str, most: int) -> list[Any]:
     return value
 
 
+_OF_SERVER = (CONSTANT, WITHHELD, "clock", "staleness", "privacy")
+
+
 def _record(client: str, kind: Any, fields: Any) -> dict[str, Any]:
-    """Read a record of a peer: plain values, about itself alone."""
+    """Read a record of a peer: plain values, about itself alone, as readers of the run expect them."""
     Text(50).read(kind, Sender())
+    if kind in _OF_SERVER:
+        raise ValueError(f"records: {kind!r} found, which only the server records")
     if not isinstance(fields, dict) or "kind" in fields or fields.get("peer", client) != client:
         raise ValueError(f"records: expected fields of peer {client!r}, found {shown(fields)}")
     try:
@@ -261,6 +267,10 @@ def _record(client: str, kind: Any, fields: Any) -> dict[str, Any]:
         raise ValueError(f"records: expected plain values, but {error}") from None
     if size > ANSWER:
         raise ValueError(f"records: expected at most {ANSWER} bytes, found {size}")
+    try:
+        check_record(kind, fields)
+    except ValueError as error:
+        raise ValueError(f"records: {kind}: {error}") from None
     return fields
 
 
@@ -271,7 +281,7 @@ def result_of(numbers: Mapping[str, float], tasks: Mapping[str, Any], withheld: 
         return int(number_of(numbers, f"steps{suffix}", _MANY)), int(number_of(numbers, f"examples{suffix}", _MANY))
 
     present = [task for task in tasks if withheld or f"loss/{task}" in numbers]
-    losses = {task: float(numbers.get(f"loss/{task}", math.nan)) for task in present}
+    losses = {task: _score(numbers.get(f"loss/{task}", math.nan)) for task in present}
     by_task = {task: LocalResult(*counts(f"/{task}")) for task in present}
     return LocalResult(*counts(""), losses, waiting=number_of(numbers, "waiting"), by_task=by_task)
 
@@ -282,11 +292,16 @@ def number_of(numbers: Mapping[str, float], name: str, most: float = 1e9) -> flo
     return float(value) if 0 <= value <= most else 0.0
 
 
+def _score(value: float) -> float:
+    """Return a loss or a metric of a node; nan for one so large that the mean over clients has no value."""
+    return float(value) if abs(value) < 1e150 else math.nan
+
+
 def scores_of(prefix: str, numbers: Mapping[str, float], tasks: Mapping[str, Task]) -> Scores:
     """Read scores that arrived as PREFIX/TASK/METRIC: only these tasks, and only metrics that they have."""
     return {
         name: {
-            metric: float(numbers[f"{prefix}/{name}/{metric}"])
+            metric: _score(numbers[f"{prefix}/{name}/{metric}"])
             for metric in (*task.metrics, "loss")
             if f"{prefix}/{name}/{metric}" in numbers
         }

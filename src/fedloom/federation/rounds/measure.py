@@ -22,7 +22,7 @@ from fedloom.federation.rounds.messages import Message, pack_tasks
 from fedloom.federation.rounds.server import model_of
 from fedloom.federation.rounds.worker import COUNTS, POOL, EvalJob, Executor, TrainDone
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.reader import POOLED, WITHHELD, number_of
+from fedloom.federation.runs.reader import POOLED, WITHHELD, mean_of, number_of
 from fedloom.training.flat import FlatModel
 
 Record = dict[str, Any]
@@ -339,7 +339,7 @@ def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
     numbers = [("training loss", number_of(r["loss"])) for r in line["train"]]
     numbers += [(f"{split} {r['metric']}", number_of(r["value"])) for r in judged if r["split"] == split]
     known = grouped((name, number) for name, number in numbers if not math.isnan(number))
-    return {name: math.fsum(each) / len(each) for name, each in known.items()}
+    return {name: mean_of(each) for name, each in known.items()}
 
 
 def export(built: Built, state: State) -> dict[str, Tensor]:

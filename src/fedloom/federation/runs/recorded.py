@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from itertools import repeat, zip_longest
@@ -13,10 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from fedloom.core.errors import StateError, twice
+from fedloom.core.errors import CONTROL, StateError, twice
 from fedloom.core.settings import renamed
 from fedloom.core.settings.trust import Origin, changed_sources
 from fedloom.core.settings.yaml import parse
@@ -68,7 +69,13 @@ def _open(name: str, /, **fields: Any) -> Any:
     return kind
 
 
-_TASK = _open("Task", primary=str, metrics=dict[str, Literal["max", "min"]])
+def _judged(task: Mapping[str, Any]) -> Mapping[str, Any]:
+    if task["primary"] not in task["metrics"]:
+        raise ValueError(f"primary {task['primary']!r} found, expected one of the metrics")
+    return task
+
+
+_TASK: Any = Annotated[_open("Task", primary=str, metrics=dict[str, Literal["max", "min"]]), AfterValidator(_judged)]
 _CLIENT = _open(
     "Client",
     tasks=dict[str, float],
@@ -96,6 +103,72 @@ _RECIPE = _open(
     "Recipe", name=_Maybe[str], seed=_Maybe[Natural], **dict.fromkeys(_SECTIONS, _Maybe[dict[str, Any] | None])
 )
 _METRIC = _open("Metric", client=str | None, **dict.fromkeys(("task", "metric", "model", "split"), str), value=Number)
+
+
+def _square(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    if {len(record["tasks"])} != {len(record["similarity"]), *map(len, record["similarity"])}:
+        raise ValueError("expected a number of similarity for each two tasks")
+    return record
+
+
+def _fitting(look: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the diagnostics of a round, if each list has as many numbers as there are rows and pairs."""
+    rows, shown = len(look["rows"]), look["shown"]
+    pairs = len(shown) * (len(shown) - 1) // 2 if look.get("peer") is None else max(len(shown) - 1, 0)
+    of_pairs = (len(group[key]) for group in look["groups"] for key in ("cosine", "sign"))
+    of_rows = (len(each) for group in look["groups"] for each in group.get("weights") or ())
+    if any(n != pairs for n in of_pairs) or any(n != rows for n in of_rows) or any(at >= rows for at in shown):
+        raise ValueError("expected a number for each row and each pair of the rows that are shown")
+    return look
+
+
+_PAIR = Field(min_length=2, max_length=2)
+_GROUP = _open(
+    "Group",
+    **dict.fromkeys(("part", "layers"), str),
+    **dict.fromkeys(("looked", "size"), Annotated[int, Field(ge=1)]),
+    **dict.fromkeys(("cosine", "sign"), _List[Number]),
+    **dict.fromkeys(("kept", "explained"), _Maybe[_List[Number] | None]),
+    task=str | None,
+    weights=_Maybe[list[list[Number]] | None],
+)
+_LOOK = _open(
+    "Look",
+    **dict.fromkeys(("rows", "out"), list[Annotated[list[str | None], _PAIR]]),
+    shown=list[Natural],
+    peer=_Maybe[str | None],
+    groups=_List[_GROUP],
+)
+_WEIGHTS = _Maybe[_Dict[str, Number] | None]
+_RECORDS: dict[str, TypeAdapter[Any]] = {
+    kind: TypeAdapter(fields)
+    for kind, fields in {
+        "diagnostics": Annotated[_LOOK, AfterValidator(_fitting)],
+        "clock": _open("Clock", start=float, end=float),
+        "staleness": _open("Staleness", seconds=_open("Seconds", mean=float)),
+        "task-vectors": Annotated[
+            _open("Vectors", tasks=list[str], similarity=list[list[Number]], partners=_Maybe[list[list[str]]]),
+            AfterValidator(_square),
+        ],
+        "mixing": _open("Mixing", weights=dict[str, dict[str, Number]]),
+        "peer": _open("Peer", peer=str, neighbours=_Maybe[list[str]], weights=_WEIGHTS, similarity=_WEIGHTS),
+        "conflict-averse": _open("Averse", peer=str, weights=_WEIGHTS, acted=_Maybe[_Dict[str, Any] | None]),
+        "hyper-weights": _open("Hyper", weights=dict[str, Number | dict[str, dict[str, Number]]]),
+        "withheld": _open("Withheld", what=str, clients=list[str]),
+        "constant prediction": _open("Constant", tasks=dict[str, Annotated[list[str | Number], _PAIR]]),
+    }.items()
+}
+"""Kind of a record that readers look into -> its schema. Users' own stages may record other kinds."""
+
+
+def check_record(kind: str, fields: Any) -> Any:
+    """Return the fields of a record. Raises ValueError, with the first that is wrong, where readers need others."""
+    try:
+        return fields if kind not in _RECORDS else _RECORDS[kind].validate_python(fields)
+    except ValidationError as error:
+        raise ValueError(" ".join(_first(error))) from None
+
+
 _ROUND = _open(
     "Round",
     round=Natural,
@@ -103,7 +176,13 @@ _ROUND = _open(
     cohort=_Maybe[list[str]],
     train=_Maybe[_List[_open("Trained", client=str, task=str, loss=Number)]],
     events=_Maybe[_List[_open("Event", event=str)]],
-    records=_Maybe[_List[_open("Record", kind=str)]],
+    records=_Maybe[
+        _List[
+            Annotated[
+                _open("Record", kind=str, peer=_Maybe[str | None]), AfterValidator(lambda r: check_record(r["kind"], r))
+            ]
+        ]
+    ],
     **dict.fromkeys(("seconds", "seconds_of"), _Maybe[dict[str, Number]]),
 )
 _COSTS = _List[_open("Cost", client=str, role=str, task=str | None, bytes=Natural)]
@@ -114,6 +193,11 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
         "recipe.yaml": _RECIPE,
         "metrics.jsonl": _ROUND,
         "bytes.jsonl": _open("Bytes", round=Natural, up=_COSTS, down=_COSTS),
+        "diagnostics.jsonl": _open(
+            "Looks",
+            round=Natural,
+            diagnostics=_List[Annotated[_Dict[str, Any], AfterValidator(lambda r: check_record("diagnostics", r))]],
+        ),
     }.items()
 }
 _LINE = TypeAdapter(_open("Line", round=Natural))
@@ -124,10 +208,15 @@ def check(name: str, value: Any, where: str) -> None:
     try:
         _KINDS.get(name, _LINE).validate_python(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field, problem = ".".join(map(str, first["loc"])), first["msg"]
-        place = f"{where}, {field}" if field else where
-        raise StateError(f"{place}: {problem[0].lower()}{problem[1:]}") from None
+        field, problem = _first(error)
+        raise StateError(f"{where}{field and ', '}{field}: {problem}") from None
+
+
+def _first(error: ValidationError) -> tuple[str, str]:
+    """Return (field, problem) of the first that is wrong."""
+    first = error.errors(include_url=False)[0]
+    problem = first["msg"].removeprefix("Value error, ")
+    return ".".join(map(str, first["loc"])), problem[:1].lower() + problem[1:]
 
 
 def text_of(file: Path) -> str:
@@ -152,9 +241,27 @@ def json_of(file: Path) -> Any:
         return dict(pairs)
 
     try:
-        return json.loads(text_of(file), object_pairs_hook=distinct)
+        return _loaded(text_of(file), object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
         raise StateError(f"{file}: {error}") from None
+
+
+_ESCAPED = re.compile(rf"\\[ubf]|{CONTROL.pattern}")
+
+
+def _loaded(text: str | bytes, **how: Any) -> Any:
+    """Return JSON whose texts have no control characters: a file from elsewhere could write to the terminal."""
+    text = text.decode() if isinstance(text, bytes) else text
+    value = json.loads(text, **how)
+    return _harmless(value) if _ESCAPED.search(text) else value
+
+
+def _harmless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_harmless(key): _harmless(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_harmless(each) for each in value]
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", value) if isinstance(value, str) else value
 
 
 def plainly(value: Any) -> Any:
@@ -383,7 +490,7 @@ def line_of(file: Path, round_: int) -> Mapping[str, Any] | None:
     """Return the newest line of a round in a JSON-lines file, looked for from the end; None where it has none."""
     for text in reversed(file.read_bytes().splitlines()) if file.is_file() else ():
         try:
-            line = json.loads(text)
+            line = _loaded(text)
             if line["round"] != round_:
                 continue
             value = unpacked(line)
@@ -405,7 +512,7 @@ def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
             if torn:
                 break
             try:
-                value = unpacked(json.loads(line))
+                value = unpacked(_loaded(line))
                 result[int(value["round"])] = value
             except _NO_LINE:
                 torn = number
