@@ -21,6 +21,7 @@ from fedloom.errors import StateError
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs import checkpoint, folder
 from fedloom.federation.runs.reader import Run
+from fedloom.federation.runs.recorded import digest_of
 from fedloom.study.grid import is_over
 from runs.conftest import CHANGES, PEERS
 from tests_support import QUICK, Stop, assert_same, load_recipe, stopped_after
@@ -109,6 +110,15 @@ def test_checkpoints_from_before_there_were_checksums_are_read(tmp_path: Path) -
     assert checkpoint.load(tmp_path, "s", lambda head: 0)[0] == {"n": 1}
     (tmp_path / "s.json").write_text(json.dumps(head))
     with pytest.raises(StateError, match=r"s\.json is damaged \(its checksum does not match its content\)"):
+        checkpoint.load(tmp_path, "s", lambda head: 0)
+
+
+@pytest.mark.parametrize("tree", [{"$tensor": []}, {"$float": 3}, {"$dict": 3}, {"a": 1, "b": 2}])
+def test_a_checkpoint_with_the_right_checksum_and_another_content(tmp_path: Path, tree: Any) -> None:
+    checkpoint.save(tmp_path, "s", {"n": 1}, round=1)
+    head = {**json.loads((tmp_path / "s.json").read_text().splitlines()[0]), "tree": tree}
+    (tmp_path / "s.json").write_text(f"{json.dumps(head)}\n{digest_of(json.dumps(head))}\n")
+    with pytest.raises(StateError, match=r"s\.safetensors is damaged"):
         checkpoint.load(tmp_path, "s", lambda head: 0)
 
 

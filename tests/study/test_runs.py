@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from fedloom.cli.app import app
+from fedloom.core.errors import CONTROL
 from fedloom.errors import StateError
 from fedloom.federation.runs.reader import Run, human_bytes
+from fedloom.study.report.records import agreement_of
+from fedloom.study.results import falls, losses
 from report_support import write_files
 
 RECIPE = {
@@ -148,6 +153,12 @@ def test_bits_per_task_count_only_who_took_part() -> None:
     assert math.isnan(Run(Path(), {}, info, rounds[:1], ()).bits_per_task())
 
 
+def recorded(kind: str, message: str = "", **fields: Any) -> tuple[str, str, str]:
+    """A line with a record that is not what readers expect of its kind."""
+    line = {"round": 2, "metrics": [], "records": [{"kind": kind, **fields}]}
+    return "metrics.jsonl", json.dumps(line) + "\n", rf"metrics.jsonl, line 1, records.0: .*{message}"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -159,6 +170,23 @@ def test_bits_per_task_count_only_who_took_part() -> None:
             "metrics.jsonl, line 1, metrics: field required",
         ),
         ("bytes.jsonl", '{"round": 1, "up": []}\n', "bytes.jsonl, line 1, down: field required"),
+        (
+            "run.json",
+            '{"tasks": {"t": {"primary": "loss", "metrics": {}}}, "clients": {}, "status": "running"}',
+            "run.json, tasks.t: primary 'loss' found, expected one of the metrics",
+        ),
+        recorded("withheld", what="scores"),
+        recorded("constant prediction", tasks={"t": 3}),
+        recorded("clock", start=0.0, end="x"),
+        recorded("peer", neighbours=[]),
+        recorded("mixing", weights={"a": 3}),
+        recorded("task-vectors", "similarity for each two tasks", tasks=["a", "b"], similarity=[[1.0]]),
+        recorded("hyper-weights", weights=[]),
+        (
+            "metrics.jsonl",
+            '{"round": 2, "metrics": [], "records": [{"kind": "x", "peer": "b"}]}\n',
+            "round 2: a record of peer 'b' found, which run.json does not list",
+        ),
     ],
 )
 def test_files_that_hold_something_else(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -168,3 +196,54 @@ def test_files_that_hold_something_else(tmp_path: Path, name: str, text: str, me
     (tmp_path / name).write_text(text)
     with pytest.raises(StateError, match=message):
         Run.read(tmp_path)
+
+
+GROUP = {"part": "encoder", "task": None, "layers": "a", "size": 4, "looked": 4, "cosine": [0.5], "sign": [1.0]}
+LOOK = {"rows": [["a", None], ["b", None]], "out": [["*", None]], "shown": [0, 1], "groups": [GROUP]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shown": [0, 5]},
+        {"rows": [["a"]]},
+        {"groups": [{**GROUP, "cosine": []}]},
+        {"groups": [{**GROUP, "looked": 0}]},
+        {"groups": [{**GROUP, "weights": [[1.0]]}]},
+    ],
+)
+def test_diagnostics_that_no_run_wrote_are_no_traceback(folder, change: dict[str, Any]) -> None:
+    path = folder({1: [metric("b", "seg", 0.2)]})
+    for about in (LOOK, {**LOOK, **change}):
+        (path / "diagnostics.jsonl").write_text(json.dumps({"round": 1, "diagnostics": [about]}) + "\n")
+        if about is LOOK:
+            assert agreement_of(Run.read(path)) is not None
+            continue
+        with pytest.raises(StateError, match=r"diagnostics\.jsonl, line 1, diagnostics\.0"):
+            agreement_of(Run.read(path))
+
+
+def test_a_run_folder_writes_neither_to_a_terminal_nor_into_a_spreadsheet(folder) -> None:
+    """Names and events in a run's files are chosen by whoever sends the folder."""
+    evil = "\x1b[2J\x1b]0;title\x07\x9b\u202e\ud800"
+    path = folder({1: [metric("b", "seg", 0.2)]}, method=f"{evil}m", status=evil)
+    line = {"round": 1, "metrics": [metric("b", "seg", 0.2)], "events": [{"event": evil, evil: evil}]}
+    (path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    for words in (["compare", str(path)], ["watch", str(path), "--once"]):
+        told = CliRunner().invoke(app, words)
+        assert told.exit_code == 0, told.exception
+        assert CONTROL.search(told.stdout.replace("\r", "")) is None
+        assert "\N{REPLACEMENT CHARACTER}" in told.stdout
+    path = folder({1: [metric("b", "seg", 0.2)]}, method='=HYPERLINK("http://x", "y")')
+    told = CliRunner().invoke(app, ["compare", str(path), "--format", "csv"])
+    assert "\n\"'=HYPERLINK(" in told.stdout
+
+
+def test_numbers_too_large_to_add_have_no_mean(folder) -> None:
+    """A node may send any finite loss."""
+    path = folder({1: [metric("b", "seg", 0.2)]})
+    train = [{"client": client, "task": "seg", "loss": 1.7e308} for client in ("a", "b")]
+    lines = [{"round": number, "metrics": [metric("b", "seg", 0.2)], "train": train} for number in (1, 2)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert math.isnan(losses(Run.read(path))["seg"][0])
+    assert falls(Run.read(path)) == {"seg": 0.0}

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -280,7 +281,16 @@ def json_text(value: Any) -> str:
     return json.dumps(plainly(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+_FORMULA = re.compile(r"[=@]|[+-].*[(|!]")
+
+
+def no_formula(cell: Any) -> Any:
+    """Return a cell, behind a quotation mark where it is a text that a spreadsheet would compute: the name of a class
+    or of a method is chosen by whoever made the model or the run."""
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+
+
 def _csv(cell: Value) -> object:
     if isinstance(cell, tuple):
         return " ".join(map(str, cell))
-    return "" if isinstance(cell, float) and math.isnan(cell) else cell
+    return "" if isinstance(cell, float) and math.isnan(cell) else no_formula(cell)

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedloom.core.errors import StateError
+from fedloom.core.errors import StateError, parsing
 from fedloom.core.grouping import grouped, nested
 from fedloom.federation.runs.reader import Run, best_round, number_of
 from fedloom.study import charts
@@ -53,6 +53,11 @@ class Activated:
     """Rows x bins along the flat vector."""
     groups: Mapping[str, Mapping[str, Sequence[float]]]
     """The scope, or a part of it -> overlap, expected or jaccard -> one number per pair."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where numbers of pairs are missing."""
+        if any(len(of) != len(self.pairs) for by in self.groups.values() for of in by.values()):
+            raise ValueError(f"expected {len(self.pairs)} numbers, one for each pair of rows")
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
@@ -162,9 +167,9 @@ class Overlaps(HasTables):
 def overlaps_of(run: str | Path | Run, scope: str | None = None) -> Overlaps:
     """Read the activated dimensions that a run recorded, by default over the encoder. Raises StateError without any."""
     run = run if isinstance(run, Run) else Run.read(run)
-    lines = [
-        TypeAdapter(Activated).validate_python({**record, "round": round}) for round, record in run.records(ACTIVATED)
-    ]
+    with parsing(f"{run.folder}: records of activated dimensions"):
+        records = [{**record, "round": round} for round, record in run.records(ACTIVATED)]
+        lines = TypeAdapter(list[Activated]).validate_python(records)
     if not lines:
         raise StateError(
             f"{run.folder}: no activated dimensions recorded; run with the add-on: method.add.{ACTIVATED}={{}}"
@@ -297,7 +302,8 @@ def weights_of(run: str | Path | Run) -> HyperWeights:
     records = list(run.records(HYPER))
     if not records:
         raise StateError(f"{run.folder}: no hyper weights recorded; run with method=fedhca2")
-    each = [(r["part"] == "encoder", round, client, of) for round, r in records for client, of in r["weights"].items()]
+    weights = [(round, client, of) for round, r in records for client, of in r["weights"].items()]
+    each = [(not isinstance(of, Mapping), round, client, of) for round, client, of in weights]
     alpha = nested((client, round, number_of(of)) for is_encoder, round, client, of in each if is_encoder)
     beta = nested(
         ((client, task), layer, round, number_of(weight))

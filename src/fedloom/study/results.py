@@ -16,7 +16,7 @@ from typing import get_args
 
 from fedloom.core.errors import RecipeError, StateError, at, nearest
 from fedloom.core.grouping import grouped, nested
-from fedloom.federation.runs.reader import ARROWS, IN_VAIN, NOTHING, POOLED, Final, Run, TaskMetric, best_round
+from fedloom.federation.runs.reader import ARROWS, IN_VAIN, NOTHING, POOLED, Final, Run, TaskMetric, best_round, mean_of
 from fedloom.study.grid import NO_VALIDATION, SMALLEST, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.output import HasTable, Records, Table, span
 from fedloom.study.statistics import Estimate, delta_m, delta_terms, mean_of_known
@@ -621,7 +621,7 @@ def losses(run: Run) -> dict[str, list[float]]:
         grouped((record["task"], record["loss"]) for record in line.get("train", ()) if record["loss"] is not None)
         for line in run.rounds
     )
-    return grouped((task, fmean(of)) for known in by_round for task, of in known.items())
+    return grouped((task, mean_of(of)) for known in by_round for task, of in known.items())
 
 
 def falls(run: Run) -> dict[str, float]:
@@ -633,7 +633,9 @@ def falls(run: Run) -> dict[str, float]:
     learned = {task: falling(by_round) for task, by_round in losses(run).items()}
     held = {**learned}
     for task in learned:
-        measured = {number: fmean(of.values()) for number, of in run.scores(task, "loss", "val").items() if number > 0}
+        measured = {
+            number: mean_of(of.values()) for number, of in run.scores(task, "loss", "val").items() if number > 0
+        }
         if not isnan(fall := falling([*measured.values()], [*measured])):
             held[task] = fall
     return min(held, learned, key=lambda of: mean_of_known(of.values()))
@@ -653,7 +655,7 @@ def falling(by_round: Sequence[float], rounds: Sequence[int] = ()) -> float:
     earlier = at[-1] - round(LAST * at[-1])
     kept = max(2, sum(number > earlier for number in at))
     half = kept // 2
-    (before, after), (start, end) = ((fmean(of[-kept:][:half]), fmean(of[-half:])) for of in (by_round, at))
+    (before, after), (start, end) = ((mean_of(of[-kept:][:half]), mean_of(of[-half:])) for of in (by_round, at))
     if before <= 0:
         return 0.0
     fall = 1 - (max(after, 1e-12) / before) ** (at[-1] / 10 / (end - start))

@@ -160,7 +160,7 @@ def _read(folder: Path, stamp: tuple[tuple[int, float], ...]) -> Now:
         run.last_round,
         None if asked is None else int(asked),
         len(run.info["clients"]),
-        len(done[-1]["cohort"]) if done else 0,
+        len(done[-1].get("cohort", ())) if done else 0,
         tuple(_task(run, name, about) for name, about in run.info["tasks"].items()),
         total["up"],
         total["down"],

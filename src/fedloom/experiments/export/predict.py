@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +47,7 @@ from fedloom.models.signal import Signal
 from fedloom.models.tasks.dense import DenseTask, as_label
 from fedloom.models.tasks.labels import Linear, Multilabel, Regression
 from fedloom.models.tasks.task import IGNORE
+from fedloom.study.output import no_formula
 
 ROWS = 4096
 """Rows of a table that pass the model together."""
@@ -57,7 +57,6 @@ STORED = ("stored", "stretched")
 """The values of `About.pixels` with which inputs are the numbers in files."""
 _ENDINGS = (*ENDINGS, ".npy")
 TABLE = "predictions.csv"
-_FORMULA = re.compile(r"[=@]|[+-].*[(|!]")
 Chosen = Callable[[str, str], MultiTask | None]
 """(site, task) -> the model that predicts the task there; None where the site's own model never learned it."""
 
@@ -356,14 +355,8 @@ def columns_of(task: Linear, predicted: Array, names: Sequence[Any]) -> dict[str
         return {f"p({name})": predicted[:, place] for place, name in enumerate(names)}
     some = ~np.isnan(predicted[:, 0])
     best = np.full(len(predicted), "", object)
-    best[some] = np.array([_cell(name) for name in names], object)[predicted[some].argmax(1)]
+    best[some] = np.array([no_formula(name) for name in names], object)[predicted[some].argmax(1)]
     return {task.name: best} | {f"p({task.name}={name})": predicted[:, place] for place, name in enumerate(names)}
-
-
-def _cell(name: Any) -> Any:
-    """Return the name of a class as a cell: behind a quotation mark where a spreadsheet would compute it, for whoever
-    made the model has chosen it."""
-    return f"'{name}" if _FORMULA.match(str(name)) else name
 
 
 def _words(task: Linear, predicted: Sequence[float], names: Sequence[Any]) -> str:

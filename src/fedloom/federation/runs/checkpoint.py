@@ -22,10 +22,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.core.errors import StateError, naming
-from fedloom.federation.runs.recorded import digest_of, head_of, sum_of
+from fedloom.federation.runs.recorded import digest_of, head_of, sum_of, text_of
 
 _FORMAT = 2
 _NAMES = ("{}.next", "{}", "{}.prev")
+UNREAD = (ArithmeticError, AttributeError, LookupError, RecursionError, SafetensorError, TypeError, ValueError)
+"""Errors from reading a checkpoint whose checksums are right and whose content `save` did not write."""
 
 
 def split_tree(tree: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
@@ -63,7 +65,7 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor], names: dict[Any, s
 
 
 def join_tree(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Invert `split_tree`."""
+    """Invert `split_tree`. Raises one of `UNREAD` for what it did not make."""
     if isinstance(skeleton, list):
         return [join_tree(v, tensors) for v in skeleton]
     if isinstance(skeleton, dict):
@@ -174,9 +176,9 @@ def load(
         if not path.exists():
             continue
         try:
-            head = head_of(path.read_text())
+            head = head_of(text_of(path))
             heads.append((newest(head), path, head, head["sha256"], head["tree"]))
-        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        except (StateError, *UNREAD) as error:
             problems.append(f"{path.name} is damaged ({error})")
     paths = [p for n in _NAMES if (p := folder / f"{n.format(name)}.safetensors").exists()]
     digests = {p: sum_of(p)[1] for p in paths}
@@ -189,7 +191,7 @@ def load(
                 tensors = {k: t.clone() for k, t in load_file(candidate).items()}
                 labels = {k: v for k, v in head.items() if k not in ("format", "sha256", "tree")}
                 return complete(join_tree(tree, tensors), labels), labels, problems
-            except (SafetensorError, KeyError, ValueError) as error:
+            except UNREAD as error:
                 problems.append(f"{candidate.name} is damaged ({error})")
             except StateError as error:
                 problems.append(f"{path.name} cannot be used: {error}")

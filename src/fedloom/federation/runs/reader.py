@@ -145,6 +145,12 @@ class Run:
                         f"{folder / 'metrics.jsonl'}, round {line['round']}: task {entry['task']!r} of client "
                         f"{entry['client']!r} found, which run.json does not list"
                     )
+            for record in line.get("records", ()):
+                if record.get("peer") not in clients:
+                    raise StateError(
+                        f"{folder / 'metrics.jsonl'}, round {line['round']}: a record of peer {record['peer']!r} "
+                        "found, which run.json does not list"
+                    )
         return Run(folder, recipe, info, rounds, traffic)
 
     def log(self, name: str) -> tuple[Mapping[str, Any], ...]:

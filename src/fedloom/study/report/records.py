@@ -318,7 +318,7 @@ def quality(run: Run) -> dict[str, dict[int, float]]:
     series: dict[str, dict[int, float]] = defaultdict(dict)
     chosen = {round: {n: frozenset(r["neighbours"]) for n, r in records.items()} for round, records in by_round.items()}
     for round, sets in chosen.items():
-        same = [tasks[other] == tasks[name] for name, others in sets.items() for other in others]
+        same = [tasks.get(other) == tasks[name] for name, others in sets.items() for other in others]
         if same:
             series["neighbours with the same tasks"][round] = statistics.mean(same)
     for before, now in pairwise(sorted(chosen)):
