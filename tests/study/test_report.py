@@ -1063,5 +1063,7 @@ def test_diagnostics_that_are_something_else_are_named(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, two_rounds())
     (folder / "diagnostics.jsonl").write_text('{"round": 1, "diagnostics": [{"rows": []}]}\n')
     (folder / "partition.json").write_text('{"labels": 3}')
-    with pytest.raises(StateError, match=r"diagnostics.jsonl: not what diagnostics are: KeyError\('out'\)"):
+    with pytest.raises(
+        StateError, match=r"diagnostics.jsonl: not what diagnostics are: ValueError\('out field required'\)"
+    ):
         collect(folder)

@@ -193,11 +193,6 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
         "recipe.yaml": _RECIPE,
         "metrics.jsonl": _ROUND,
         "bytes.jsonl": _open("Bytes", round=Natural, up=_COSTS, down=_COSTS),
-        "diagnostics.jsonl": _open(
-            "Looks",
-            round=Natural,
-            diagnostics=_List[Annotated[_Dict[str, Any], AfterValidator(lambda r: check_record("diagnostics", r))]],
-        ),
     }.items()
 }
 _LINE = TypeAdapter(_open("Line", round=Natural))

@@ -19,7 +19,8 @@ import numpy as np
 from fedloom.core.errors import StateError
 from fedloom.core.grouping import grouped, nested
 from fedloom.core.lazy import need
-from fedloom.federation.runs.reader import Run, best_round, described, mean_of, number_of
+from fedloom.federation.runs.reader import DIAGNOSTICS, Run, best_round, described, mean_of, number_of
+from fedloom.federation.runs.recorded import check_record
 from fedloom.study.output import span
 
 Series = Mapping[int, float]
@@ -430,8 +431,9 @@ class _Look:
 def agreement_of(run: Run) -> UpdateAgreement | None:
     """Read the diagnostics of a run; None without any. Raises StateError for a file of other contents."""
     try:
-        looks = [_look(line["round"], about) for line in run.log(FILE) for about in line["diagnostics"]]
-    except (KeyError, TypeError, IndexError) as error:
+        each = [(line["round"], about) for line in run.log(FILE) for about in line["diagnostics"]]
+        looks = [_look(round, check_record(DIAGNOSTICS, about)) for round, about in each]
+    except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"{run.folder / FILE}: not what diagnostics are: {error!r}") from None
     looks = [look for look in looks if look.round <= run.last_round and look.groups]
     if not looks:
