@@ -13,7 +13,7 @@ import typer
 
 from fedloom.cli import shared
 from fedloom.cli.shared import argument, flag, option
-from fedloom.core.errors import RecipeError, UserError, first_of, unknown
+from fedloom.core.errors import RecipeError, UserError, first_of, printable, unknown
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -88,7 +88,7 @@ def init(
                 raise UserError(f"--{option} is only for tables, and {path} is not a table: leave it out")
         source = look(path)
         for line in source.lines:
-            typer.echo(line)
+            typer.echo(printable(line))  # names of folders from elsewhere
         wanted: list[str] = []
         if source.columns:
             likely = (name for name in source.columns if name.startswith(("y", "label", "class")))
