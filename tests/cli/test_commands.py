@@ -57,6 +57,17 @@ def test_a_bug_shows_its_traceback_and_says_so(
     assert "This is a bug of fedloom" in shown
 
 
+def test_an_error_does_not_write_to_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fedloom", "watch", "\x1b]0;title\x07"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr().err
+    assert r"\x1b]0;title\x07 is not a run folder" in shown
+    assert "\x07" not in shown
+
+
 def test_a_bug_in_code_of_the_users_own_is_not_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
