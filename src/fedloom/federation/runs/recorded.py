@@ -248,7 +248,8 @@ def _loaded(text: str | bytes, **how: Any) -> Any:
     """Return JSON whose texts have no control characters: a file from elsewhere could write to the terminal."""
     text = text.decode() if isinstance(text, bytes) else text
     value = json.loads(text, **how)
-    return _harmless(value) if _ESCAPED.search(text) else value
+    is_plain = text.rstrip("\n").isprintable() and "\\" not in text  # fast, and so for nearly every line
+    return value if is_plain or not _ESCAPED.search(text) else _harmless(value)
 
 
 def _harmless(value: Any) -> Any:
