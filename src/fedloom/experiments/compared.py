@@ -25,7 +25,7 @@ from fedloom.core.settings.yaml import section_of
 from fedloom.data.own import Federation
 from fedloom.engines.api import START, Source, recipe_of, resume, run
 from fedloom.experiments import tune
-from fedloom.experiments.grid_run import Outcome, Place, Watch, bytes_of, run_at_once
+from fedloom.experiments.grid_run import Place, Watch, bytes_of, run_at_once
 from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.schema import Recipe, recipe_hash
 from fedloom.federation.recipes.schema import described as in_words
@@ -353,7 +353,7 @@ class _Question:
             needs[place] = self.needs[method] = self.needs.get(method) or bytes_of(recipe)
             todo[place] = recipe
         if len(todo) > 1:
-            run_at_once(todo, self.home, needs, _Ahead(self), Outcome(), self.jobs)
+            run_at_once(todo, self.home, needs, _Ahead(self), self.jobs)
 
 
 class _Ahead(Watch):
@@ -367,7 +367,7 @@ class _Ahead(Watch):
         super().ended(cell, how, seconds, rounds)
         if not how.startswith(("failed", "refused")):
             self.question.told.add(cell.folder(self.question.home))
-            self.question.note(cell.label)
+            self.question.note(f"{cell}")
 
     def event(self, text: str) -> None:
         """Say what a run says."""

@@ -160,19 +160,14 @@ class Place:
     """A run outside a grid, where a cell would stand: its folder below another, and its name in messages."""
 
     name: str
-    label: str
+    combination: str
 
     def folder(self, home: Path) -> Path:
         """Return the run's folder."""
         return home / self.name
 
-    @property
-    def combination(self) -> str:
-        """The name in messages."""
-        return self.label
-
     def __str__(self) -> str:
-        return self.label
+        return self.combination
 
 
 @dataclass
@@ -229,11 +224,10 @@ def run_prepared(prepared: Prepared, watch: Watch, jobs: int | None = None, memo
     that they may need together (default: 80 % of what is free now); one cell always runs.
     """
     save(prepared.grid, prepared.folder, prepared.refused)
-    outcome = Outcome()
     if not prepared.todo:
-        return outcome
+        return Outcome()
     todo = {cell: prepared.recipes[cell] for cell in prepared.todo}
-    run_at_once(todo, prepared.folder, prepared.needs, watch, outcome, jobs, memory)
+    outcome = run_at_once(todo, prepared.folder, prepared.needs, watch, jobs, memory)
     if outcome.refused:
         save(prepared.grid, prepared.folder, {**prepared.refused, **outcome.refused})
     return outcome
@@ -244,17 +238,16 @@ def run_at_once(
     folder: Path,
     needs: Mapping[Any, int],
     watch: Watch,
-    outcome: Outcome,
     jobs: int | None = None,
     memory: int | None = None,
-) -> None:
-    """Run recipes by cell or `Place`, each in its folder below `folder`, and put into `outcome` what came of each.
+) -> Outcome:
+    """Run recipes by cell or `Place`, each in its folder below `folder`, and return what came of each.
 
     `needs` are the bytes that each may need; `jobs` and `memory` are as in `run_prepared`.
     """
     jobs = jobs or default_jobs([*recipes.values()])
-    budget = int(0.8 * available_memory()) if memory is None else memory
-    work = _CellJob(recipes, folder, needs, watch, jobs, budget, outcome)
+    memory = int(0.8 * available_memory()) if memory is None else memory
+    work = _CellJob(recipes, folder, {cell: needs[cell] for cell in recipes}, watch, jobs, memory)
     watch.start(len(recipes), sum(recipe.training.rounds for recipe in recipes.values()))
     try:
         while work.queue or work.running:
@@ -264,6 +257,7 @@ def run_at_once(
                 work.hear(ready)
     finally:
         work.stop()
+    return work.outcome
 
 
 def bytes_of(recipe: Recipe) -> int:
@@ -290,24 +284,23 @@ class Runner:
 SILENT = Runner()
 
 
+@dataclass
 class _CellJob:
     """The cells of a grid that wait and those that run, within a number of jobs and bytes of memory."""
 
-    def __init__(
-        self,
-        recipes: Mapping[Any, Recipe],
-        folder: Path,
-        needs: Mapping[Any, int],
-        watch: Watch,
-        jobs: int,
-        memory: int,
-        outcome: Outcome,
-    ) -> None:
-        self.recipes, self.folder, self.watch, self.outcome = recipes, folder, watch, outcome
-        self.jobs, self.memory, self.needs = jobs, memory, {cell: needs[cell] for cell in recipes}
-        self.queue = deque(recipes)
-        self.running: dict[Connection, _Running] = {}
-        self.elsewhere: dict[Cell, float] = {}  # cell that another process has -> when to ask for it again
+    recipes: Mapping[Any, Recipe]
+    folder: Path
+    needs: dict[Any, int]
+    watch: Watch
+    jobs: int
+    memory: int
+    outcome: Outcome = field(default_factory=Outcome)
+    running: dict[Connection, _Running] = field(default_factory=dict)
+    elsewhere: dict[Cell, float] = field(default_factory=dict)
+    """Cell that another process has -> when to ask for it again."""
+
+    def __post_init__(self) -> None:
+        self.queue = deque(self.recipes)
 
     def begin(self) -> None:
         """Start the cells that fit beside those that run; one where none runs, whatever it needs."""
@@ -342,8 +335,12 @@ class _CellJob:
         else:
             del self.running[pipe]
             _end(one.process)
-            if kind == "in use":
-                self._put_off(one.cell)
+            if kind == "in use":  # by another process, such as another grid in the same folder
+                self.queue.append(one.cell)
+                self.watch.put_off(one.cell)
+                if one.cell not in self.elsewhere:
+                    self.watch.event(f"{one.cell}: another process runs this cell; this grid waits until it is free")
+                self.elsewhere[one.cell] = time.monotonic() + AGAIN
                 return
             self.elsewhere.pop(one.cell, None)
             if kind == "done":
@@ -354,14 +351,6 @@ class _CellJob:
                 self.outcome.failed[one.cell] = value
             how = value if kind == "done" else f"{kind}: {value}"
             self.watch.ended(one.cell, how, time.monotonic() - one.began, recipes[one.cell].training.rounds)
-
-    def _put_off(self, cell: Cell) -> None:
-        """Ask for a cell again later: another process, such as another grid in the same folder, has it now."""
-        self.queue.append(cell)
-        self.watch.put_off(cell)
-        if cell not in self.elsewhere:
-            self.watch.event(f"{cell}: another process runs this cell; this grid waits until it is free")
-        self.elsewhere[cell] = time.monotonic() + AGAIN
 
     def stop(self) -> None:
         """End the processes that are left."""
