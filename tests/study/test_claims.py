@@ -237,7 +237,7 @@ def test_rows_that_no_verdict_is_about_are_not_run(
     asked.clear()
     monkeypatch.setattr(experiment, "tune_grid", tune)
     monkeypatch.setattr(experiment, "seeds_of", lambda grid, sides: rule if grid.name.endswith("-rule") else TEST)
-    monkeypatch.setattr(experiment, "read", lambda *_: ({}, []))
+    monkeypatch.setattr(experiment, "read", lambda *_: {})
     experiment.claimed(file, tmp_path / "runs", runner=Rows(tell=told.append))
     judges = ["Local", "centralised", "constant"]
     compared = ["Local", "FedAvg", "FedProx", "centralised", "separate", "simple", "constant"]
@@ -404,7 +404,7 @@ def test_a_grid_that_stops_leaves_the_files_of_before(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(experiment, "tune_grid", tune)
     monkeypatch.setattr(experiment, "seeds_of", seeds_of)
-    monkeypatch.setattr(experiment, "read", lambda *_: ({}, []))
+    monkeypatch.setattr(experiment, "read", lambda *_: {})
     with pytest.raises(StateError, match="the disk is full"):
         experiment.claimed(file, tmp_path / "runs", runner=Rows())
     assert {path: path.read_text() for path in tmp_path.rglob("small.csv")} == before

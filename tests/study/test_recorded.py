@@ -62,7 +62,7 @@ def sparse(quick: Quick) -> Path:
 
 def test_activated_dimensions_of_a_run(sparse: Path) -> None:
     found = overlaps_of(sparse)
-    assert found.scope == "encoder"
+    assert found.rounds[0].scope == "encoder"
     assert [r.round for r in found.rounds] == [1, 2]
     assert len(found.pairs) == 10
     assert overlaps_of(sparse, "all").rounds[0].columns > found.rounds[0].columns

@@ -114,7 +114,7 @@ def _ran(grid: Grid, folder: Path, split: str, runner: Runner) -> Seeds:
     """Run a grid and return the number of every seed. Raises StateError where it fails or compares other data."""
     for cell, reason in runner.run(grid, folder).failed.items():
         raise StateError(f"{cell} failed: {reason}")
-    sides, _ = read(grid, folder, split)
+    sides = read(grid, folder, split)
     for (data, *names), one in sides.items() if grid.family else ():
         for base in [sides[data, *of] for of in grid.compared(*names) if (data, *of) in sides]:
             if why := refusal(one, base, sorted(one.values.keys() & base.values.keys())):

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import Field
@@ -179,7 +178,7 @@ def rounded(value: float, factor: float) -> float:
     return max(1, round(value * factor)) if isinstance(value, int) else float(f"{value * factor:.2g}")
 
 
-def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str, Any] = MappingProxyType({})) -> Search:
+def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str, Any] = {}) -> Search:
     """Return the search for a method: the recipe's learning rate, and the first numbers of the method and add-ons.
 
     `of` makes the recipe of a trial; trials that it refuses with a RecipeError are not proposed. Numbers that
@@ -250,7 +249,7 @@ def tune(
     folder: Path,
     *,
     label: str,
-    stated: Mapping[str, Any] = MappingProxyType({}),
+    stated: Mapping[str, Any] = {},
     origin: Origin = Origin.TYPED,
     runner: Runner = SILENT,
 ) -> Curve:

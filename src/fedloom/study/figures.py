@@ -22,7 +22,7 @@ from fedloom.core.settings.section import value_at
 from fedloom.federation.runs.reader import Run
 from fedloom.study import charts, papers
 from fedloom.study.charts import Chart
-from fedloom.study.grid import Grid, cell_of, cells, select, together
+from fedloom.study.grid import Cell, Grid, cell_of, cells, select, together
 from fedloom.study.results import (
     OVERALL,
     Column,
@@ -93,9 +93,10 @@ class Panels:
             yield data, column, f"{data}: {column}" if several else str(column)
 
     def estimate(self, where: Combination, column: Column) -> Estimate | None:
-        """Return a cell's number in a column; the reference of Delta is at 0."""
+        """Return a cell's number in a column, if it has runs; the reference of Delta is at 0."""
         data, base, addon = where
-        result = self.results[where]
+        if (result := self.results.get(where)) is None:
+            return None
         if column.metric != "delta_m":
             return estimate(column, self.columns[data], result)
         reference = self.grid.reference(base)
@@ -158,7 +159,7 @@ def sweep(
     `parameter` is the key's path, such as method.add.feddea.rho, and `label` what the axis says; `log` makes the axis
     logarithmic. Cells without the key are horizontal lines. `tasks` are as in `convergence`.
     """
-    results, _ = read(grid, folder, split)
+    results = read(grid, folder, split)
     panels = Panels(grid, results, tasks, ("delta_m", "average", "spread", "bits"))
     drawn = []
     for data, column, title in panels:
@@ -167,11 +168,9 @@ def sweep(
         for base in grid.bases:
             points = several.setdefault(base, [])
             for addon in grid.addons:
-                result = results.get((data, base, addon))
-                estimate = panels.estimate((data, base, addon), column) if result else None
-                if result is None or estimate is None:
+                if (estimate := panels.estimate((data, base, addon), column)) is None:
                     continue
-                x = value_at(next(iter(result.runs.values())).recipe, parameter)
+                x = value_at(next(iter(results[data, base, addon].runs.values())).recipe, parameter)
                 if isinstance(x, int | float):
                     points.append((float(x), estimate))
                 else:
@@ -202,7 +201,7 @@ def convergence(
     drawn = {(cell.data, cell.base, cell.addon) for cell in select(grid, only or ())}
     if clients and grid.show == "domains":
         raise RecipeError(f"grid {grid.name}: figure.clients: true found, expected false where 'show' is 'domains'")
-    results, _ = read(grid, folder, split)
+    results = read(grid, folder, split)
     panels = Panels(grid, results, tasks, ("average", "spread"))
 
     @cache
@@ -332,9 +331,9 @@ def loss_curves(losses: papers.GridLosses, tasks: bool) -> Chart:
 
 def _first_seeds(grid: Grid, folder: Path, split: str) -> Iterator[tuple[str, Run]]:
     """Return (label, the run of the first seed) of each combination of the grid that has finished runs."""
-    for labels, result in read(grid, folder, split)[0].items():
+    for labels, result in read(grid, folder, split).items():
         seed = min(result.runs)
-        yield " / ".join(label for label in labels if label != "-") + f", seed {seed}", result.runs[seed]
+        yield f"{Cell(*labels, seed).combination}, seed {seed}", result.runs[seed]
 
 
 def _holders(results: Mapping[Combination, Side], data: str, task: str) -> list[str]:
@@ -360,7 +359,7 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: N
     `reference` is a cell as BASE/ADDON, by default the one that the grid's Delta is against; its bars are at 100 %. A
     number is the mean over the seeds that both cells have; for metrics of which less is better it is the inverse.
     """
-    results, _ = read(grid, folder, split)
+    results = read(grid, folder, split)
     against = _reference(grid, reference)
     rows = [data for data in grid.data if (data, *against) in results]
     if not rows:
@@ -445,7 +444,7 @@ class _Means:
 
     def __init__(self, grid: Grid, folder: Path, split: str, tasks: Names, reference: str, only: Names) -> None:
         self.grid, self.split = grid, split
-        self.results, _ = read(grid, folder, split)
+        self.results = read(grid, folder, split)
         ran = {data for data, *_ in self.results}
         self.columns = {data: _chosen(columns_of(grid, data, self.results), tasks) for data in grid.data if data in ran}
         metrics = {(column.metric, column.direction) for columns in self.columns.values() for column in columns}

@@ -65,14 +65,9 @@ class Activated:
         return tuple(combinations(self.rows, 2))
 
     @property
-    def overlap(self) -> Sequence[float]:
-        """Return the overlap of every pair, over the whole scope."""
-        return self.groups[self.scope]["overlap"]
-
-    @property
     def by_pair(self) -> dict[tuple[str, str], float]:
-        """Return pair -> its overlap."""
-        return dict(zip(self.pairs, self.overlap, strict=True))
+        """Return pair -> its overlap, over the whole scope."""
+        return dict(zip(self.pairs, self.groups[self.scope]["overlap"], strict=True))
 
     @property
     def expected(self) -> float:
@@ -99,11 +94,6 @@ class Overlaps(HasTables):
 
     label: str
     rounds: tuple[Activated, ...]
-
-    @property
-    def scope(self) -> str:
-        """Return the scope of the numbers."""
-        return self.rounds[0].scope
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
@@ -201,7 +191,7 @@ def draw_overlaps(several: Sequence[Overlaps]) -> Chart:
         drawn += [charts.heat(r.matrix(), r.rows, title=f"round {r.round}: overlap, %", **look) for r in shown]
         met = nested((" & ".join(p), r.round, 100 * of) for r in overlaps.rounds for p, of in r.by_pair.items())
         pairs = {" & ".join(pair): met[" & ".join(pair)] for pair in overlaps.pairs}
-        mean = {"mean of all pairs": {r.round: 100 * fmean(r.overlap) for r in overlaps.rounds if r.overlap}}
+        mean = {"mean of all pairs": {r.round: 100 * fmean(r.by_pair.values()) for r in overlaps.rounds if r.pairs}}
         independent = {"if independent": {r.round: 100 * r.expected for r in overlaps.rounds}}
         lines = (pairs if len(pairs) <= _MANY else mean) | independent
         rest = tenths([*pairs.values()], [r.round for r in overlaps.rounds]) if len(pairs) > _MANY else {}
@@ -463,7 +453,7 @@ def loss_text(value: float, digits: int = 4) -> str:
 def losses_of(grid: Grid, folder: Path, split: str = "test", only: Sequence[str] = ()) -> GridLosses:
     """Read the finished runs with these labels (`select`), the least loss first. Raises StateError without any."""
     wanted = {(cell.data, cell.base, cell.addon) for cell in select(grid, only)}
-    runs = {where: result.runs for where, result in read(grid, folder, split)[0].items() if where in wanted}
+    runs = {where: result.runs for where, result in read(grid, folder, split).items() if where in wanted}
     if not runs:
         raise StateError(f"grid {grid.name}: no cell of {', '.join(only)} has finished in {folder}")
     cells = {where: {seed: RunLosses.of(run) for seed, run in result.items()} for where, result in runs.items()}

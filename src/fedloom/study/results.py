@@ -11,7 +11,6 @@ from functools import cached_property
 from math import isfinite, isnan, nan
 from pathlib import Path
 from statistics import fmean, stdev
-from types import MappingProxyType
 from typing import get_args
 
 from fedloom.core.errors import RecipeError, StateError, at, nearest
@@ -208,9 +207,11 @@ class Results:
         return {c.task: c.direction for c in self.columns[data] if c.task and not c.excluded}
 
 
-def of_grid(grid: Grid, folder: Path, split: str = "test", known: Mapping[Cell, Run] = MappingProxyType({})) -> Results:
+def of_grid(grid: Grid, folder: Path, split: str = "test", known: Mapping[Cell, Run] = {}) -> Results:
     """Read the finished runs of a grid, but for those `known`. Raises StateError without any, or where tasks differ."""
-    sides, missing = read(grid, folder, split, known)
+    sides, refused = read(grid, folder, split, known), refused_in(folder)
+    ran = {Cell(*labels, seed) for labels, side in sides.items() for seed in side.runs}
+    missing = [cell for cell in cells(grid) if cell not in ran and cell.combination not in refused]
     columns: dict[str, tuple[Column, ...]] = {}
     about_delta, idle = [], []
     for data in grid.data:
@@ -270,7 +271,7 @@ def _gaps(sides: Iterable[Side]) -> Iterator[str]:
         yield f"{gap}{some * (seeds != {seed for seed, _ in finals})}."
 
 
-def finished(grid: Grid, folder: Path, known: Mapping[Cell, Run] = MappingProxyType({})) -> dict[Cell, Run]:
+def finished(grid: Grid, folder: Path, known: Mapping[Cell, Run] = {}) -> dict[Cell, Run]:
     """Return the finished runs of a grid, read unless they are `known`. Raises StateError where there is none."""
     over = [(cell, path) for cell in cells(grid) if is_over(path := cell.folder(folder))]
     found = {cell: known[cell] if cell in known else Run.read(path) for cell, path in over}
@@ -279,12 +280,9 @@ def finished(grid: Grid, folder: Path, known: Mapping[Cell, Run] = MappingProxyT
     return found
 
 
-def read(
-    grid: Grid, folder: Path, split: str, known: Mapping[Cell, Run] = MappingProxyType({})
-) -> tuple[dict[Combination, Side], list[Cell]]:
-    """Return (finished runs by combination, the cells to run). Raises StateError where none has finished."""
-    found, refused = finished(grid, folder, known), refused_in(folder)
-    missing = [cell for cell in cells(grid) if cell not in found and cell.combination not in refused]
+def read(grid: Grid, folder: Path, split: str, known: Mapping[Cell, Run] = {}) -> dict[Combination, Side]:
+    """Return the finished runs by combination. Raises StateError where none has finished."""
+    found = finished(grid, folder, known)
     runs = nested(((cell.data, cell.base, cell.addon), cell.seed, run) for cell, run in found.items())
     by_domain = grid.show == "domains"
     results = {}
@@ -294,7 +292,7 @@ def read(
         finals = {seed: run.final(split, _round(grid, by_seed[seed], split)) for seed, run in judged.items()}
         values = {seed: _values(judged[seed], final, by_domain) for seed, final in finals.items()}
         results[data, base, addon] = Side(together(base, addon), judged, finals, values, by_domain)
-    return results, missing
+    return results
 
 
 def _values(run: Run, final: Final, by_domain: bool) -> Mapping[str, float]:
@@ -475,7 +473,6 @@ def at_constant(metrics: Iterable[tuple[str, Mapping[str, float]]], directions: 
     others = [values for method, values in rows if method not in get_args(Reference)]
     if constant is None or not others:
         return []
-
     judged = [t for t in directions if t in constant and constant[t] and not isnan(constant[t])]
     better = set[str]().union(*(ahead(values, constant, directions) for values in others))
     return sorted(task for task in judged if task not in better)
@@ -790,7 +787,7 @@ HEAD = tuple(field.name for field in fields(SeedLine))
 
 def of_seeds(grid: Grid, folder: Path, split: str = "test") -> Seeds:
     """Return the number of every task of every finished run. Raises StateError where no run has finished."""
-    return seeds_of(grid, read(grid, folder, split)[0])
+    return seeds_of(grid, read(grid, folder, split))
 
 
 def seeds_of(grid: Grid, sides: Mapping[Combination, Side]) -> Seeds:
