@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedloom.study.charts import rows_of
+from fedloom.study.output import environment
 
 NASTY = "</script><img src=x onerror=alert(1)>&\"'\u2028"
 SHOWN = NASTY.replace("\u2028", " ")
@@ -28,6 +29,11 @@ def write_files(
     for name, several in (("metrics.jsonl", lines), ("bytes.jsonl", traffic)):
         (folder / name).write_text("".join(json.dumps(line) + "\n" for line in several))
     return folder
+
+
+def part(template: str, macro: str, *arguments: Any) -> str:
+    """Return the HTML of one macro of a template."""
+    return str(getattr(environment().get_template(template).module, macro)(*arguments))
 
 
 class Page(HTMLParser):

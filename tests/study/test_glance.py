@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedloom.study.charts import COLORS, rows_of
-from fedloom.study.output import Table, part
+from fedloom.study.output import Table
 from fedloom.study.report import collect, words, write
 from fedloom.study.report.figures import DOTS, figures_of
 from fedloom.study.report.pages import sentences, slope, tiles_of
@@ -21,7 +21,7 @@ from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import Curves
 from fedloom.study.statistics import Verdict
 from fedloom.study.watch import now
-from report_support import NASTY, Page, write_files
+from report_support import NASTY, Page, part, write_files
 
 NAMES = ("a", "b", "c", "d")
 TASK = {"seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}}}

@@ -24,7 +24,6 @@ from fedloom.study import charts
 from fedloom.study.charts import thinned
 from fedloom.study.comparison import compare
 from fedloom.study.grid import Cell
-from fedloom.study.output import part
 from fedloom.study.report import collect, records, write
 from fedloom.study.report.against import against
 from fedloom.study.report.collect import RunReport
@@ -32,7 +31,7 @@ from fedloom.study.report.figures import BUDGET, LINES, curve, figures_of, matri
 from fedloom.study.report.pages import in_script
 from fedloom.study.report.records import Curves, worst, worst_tasks
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
-from report_support import NASTY, SHOWN, Page, cells, check_figures, drawn, view_of, write_files
+from report_support import NASTY, SHOWN, Page, cells, check_figures, drawn, part, view_of, write_files
 
 TASKS = {
     "seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}},

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -257,28 +256,26 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
                 f"not comparable, because the tasks differ: {first.folder} has {', '.join(kinds)}; "
                 f"{run.folder} has {', '.join(other)}"
             )
-    examples: dict[int, dict[tuple[str | None, str | None], Run]] = defaultdict(dict)
-    for run in runs:
-        examples[run.seed].setdefault((run.info.get("partition_hash"), run.info.get("data_hash")), run)
-    for seed, by_hash in sorted(examples.items()):
-        if len(by_hash) > 1:
-            names = ", ".join(run.folder.name for run in by_hash.values())
-            notes.append(f"Not the same clients or examples at seed {seed}: {names}.")
+    hashes = ((run.seed, (run.info.get("partition_hash"), run.info.get("data_hash")), run) for run in runs)
+    for seed, names in sorted(_unlike(hashes)):
+        notes.append(f"Not the same clients or examples at seed {seed}: {names}.")
     other_keys = {key for run in runs for key in differs("", first.recipe, run.recipe)} - QUIET
     if keys := sorted(key for key in other_keys if not key.startswith("method.")):
         notes.append(f"Beside the method, the runs differ in {', '.join(keys)}.")
-    alike: dict[str, dict[str, Run]] = defaultdict(dict)
-    for run in runs:
-        alike[run.group.removesuffix(run.code)].setdefault(run.code, run)
-    for by_code in alike.values():
-        if len(by_code) > 1:
-            names = ", ".join(run.folder.name for run in by_code.values())
-            notes.append(f"The same recipe with different code, and so not one column: {names}.")
+    for _, names in _unlike((run.group.removesuffix(run.code), run.code, run) for run in runs):
+        notes.append(f"The same recipe with different code, and so not one column: {names}.")
     seeds = {tuple(run.seed for run in group) for group in groups}
     if len(seeds) > 1:
         notes.append("The runs do not cover the same seeds.")
     notes += [f"Not finished: {run.folder.name}, round {run.last_round}." for run in runs if not run.is_finished]
     return notes
+
+
+def _unlike(runs: Iterable[tuple[Any, Any, Run]]) -> Iterator[tuple[Any, str]]:
+    """Yield each key with several values, of (key, value, run), and the first run of each value by its folder."""
+    for key, several in grouped((key, (value, run.folder.name)) for key, value, run in runs).items():
+        if len(by_value := grouped(several)) > 1:
+            yield key, ", ".join(names[0] for names in by_value.values())
 
 
 def _width(lines: Sequence[Sequence[str]]) -> int:

@@ -184,11 +184,6 @@ def text_of(name: str) -> str:
     return (files("fedloom.study") / "report" / "templates" / name).read_text("utf-8")
 
 
-def part(template: str, macro: str, *arguments: Any) -> str:
-    """Return the HTML of one macro of a template."""
-    return str(getattr(environment().get_template(template).module, macro)(*arguments))
-
-
 @cache
 def environment() -> Any:
     """Return the templates of all pages; they escape every text that is put into them."""

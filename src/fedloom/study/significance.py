@@ -305,9 +305,8 @@ def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> 
     # where one number stands for all clients, their Δm differ only because their tasks do
     reason = next((t.reason for t in tests if t.state == "refused"), "")
     # these are percentages, so they are rounded as numbers of about 100 are
-    if (stopped := _state(test, over, reason)) is not None:
-        return [*tests, stopped]
-    return [*tests, replace(test, change=against_zero(list(deltas.values()), NOISE * 100, ratio))]
+    tested = _state(test, over, reason)
+    return [*tests, tested or replace(test, change=against_zero(list(deltas.values()), NOISE * 100, ratio))]
 
 
 def _of_task(

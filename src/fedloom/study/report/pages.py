@@ -76,14 +76,10 @@ def tiles_of(report: RunReport) -> list[Tile]:
     changes = {task: words.spread_of(of) for task, of in each.items()}
     judged, constant = records.primary(report.curves), report.run.constant if base is None else {}
     lines = report.constant_lines if base is None else base.over_rounds
-    first: dict[str, records.Score] = {}
-    for score in report.scores:
-        if score.primary:
-            first.setdefault(score.task, score)
     return [
-        Tile(score, constant.get(task), changes.get(task),
+        Tile(several[0], constant.get(task), changes.get(task),
              spark(judged[task].mean if task in judged else {}, lines.get(task, {})))
-        for task, score in first.items()
+        for task, several in grouped((score.task, score) for score in report.scores if score.primary).items()
     ]  # fmt: skip
 
 

@@ -381,21 +381,18 @@ def _together(stored: _StoredConfusion) -> Counts:
 
 def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Iterator[ConfusionViews]:
     """Yield one matrix per task, with one view per run: the sum over its models."""
-    views: dict[str, dict[str, Counts]] = defaultdict(dict)
-    units, notes = dict[str, str](), defaultdict[str, dict[str, None]](dict)
-    classes: dict[str, tuple[str, ...]] = {}
+    by_task: dict[str, dict[str, _StoredConfusion]] = defaultdict(dict)
     for label, run in runs.items():
         counted = reader.read(run, CONFUSION, _StoredConfusions)
         for task, stored in ({} if counted is None else counted.tasks).items():
-            matrix = _together(stored)
-            if any(len(other) != len(matrix) for other in views[task].values()):
+            first = next(iter(by_task[task].values()), stored)
+            if len(first.models[0].counts) != len(stored.models[0].counts):
                 reader.notes.append(f"{about}: the confusions of {task} by {label} are of other classes.")
-                continue
-            views[task][label] = matrix
-            units[task] = stored.unit
-            classes[task] = classes.get(task) or _named(stored)
-            if note := _about(stored):
-                notes[task][f"{label}: {note}"] = None
+            else:
+                by_task[task][label] = stored
     minimum = max(map(minimum_of, runs.values()))
-    for task, by_run in views.items():
-        yield ConfusionViews(f"{task}, {about}", units[task], by_run, " ".join(notes[task]), classes[task], minimum)
+    for task, by_run in by_task.items():
+        views = {label: _together(stored) for label, stored in by_run.items()}
+        note = " ".join(f"{label}: {text}" for label, stored in by_run.items() if (text := _about(stored)))
+        classes = next(filter(None, map(_named, by_run.values())), ())
+        yield ConfusionViews(f"{task}, {about}", [*by_run.values()][-1].unit, views, note, classes, minimum)

@@ -549,11 +549,8 @@ def _note(looks: Sequence[_Look]) -> str:
 
 def primary(curves: Sequence[Curves]) -> dict[str, Curves]:
     """Return task -> its own metric over the rounds, on test data where that was measured."""
-    by_task: dict[str, Curves] = {}
-    for c in curves:  # test data come first
-        if c.is_primary:
-            by_task.setdefault(c.task, c)
-    return by_task
+    by_task = grouped((c.task, c) for c in curves if c.is_primary)
+    return {task: several[0] for task, several in by_task.items()}  # test data come first
 
 
 def cosines(agreement: UpdateAgreement) -> dict[tuple[str, str], float]:
