@@ -116,7 +116,8 @@ class Atlas(HasTable):
     @cached_property
     def effects(self) -> dict[tuple[int, int], tuple[Paired, float]]:
         """Return (task, with which other) -> change over seeds and p after Holm's correction over all pairs."""
-        tests = family({pair: self.changes[:, *pair].tolist() for pair in self._pairs}, self.ratio, SMALLEST)
+        gains = {pair: self.changes[:, *pair].tolist() for pair in self._pairs}
+        tests = family(gains, dict.fromkeys(gains, self.ratio), SMALLEST)
         return {pair: (of.change, of.holm) for pair, of in tests.items() if of.change is not None}
 
     @property

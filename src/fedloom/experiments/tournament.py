@@ -122,7 +122,7 @@ def standings(
         for name in methods[1:]
         if len(seeds) > 1 and not unsettled[name] and not unsettled[methods[0]] and not vague
     }
-    leads = family(ahead_of, alone.ratio, grid.smallest)
+    leads = family(ahead_of, dict.fromkeys(ahead_of, alone.ratio), grid.smallest)
     ranks = ranked(results).ranking.ranks
     lines, records, t = [], [], tournament
     for name in (*methods, *(name for name in changes if name not in grid.bases)):

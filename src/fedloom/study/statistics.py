@@ -445,21 +445,16 @@ class Tested:
 
 
 def family(
-    gains: Mapping[Key, Sequence[float]],
-    ratios: Mapping[Key, float] | float,
-    smallest: float,
-    reasons: Mapping[Key, str] = {},
+    gains: Mapping[Key, Sequence[float]], ratios: Mapping[Key, float], smallest: float, reasons: Mapping[Key, str] = {}
 ) -> dict[Key, Tested]:
     """Test each comparison's gains in percent over seeds, and judge them with Holm's correction over all."""
-    each = {key: ratios if isinstance(ratios, float) else ratios[key] for key in gains}
     found = {  # rounded as numbers of about 100 are
-        key: against_zero(of, NOISE * 100, each[key]) if len(of) > 1 and all(map(math.isfinite, of)) else None
+        key: against_zero(of, NOISE * 100, ratios[key]) if len(of) > 1 and all(map(math.isfinite, of)) else None
         for key, of in gains.items()
     }
-    ps = dict(zip(found, corrected([*found.values()]), strict=True))
     return {
-        key: Tested(of, ps[key], each[key], judge(of, smallest, ps[key], reasons.get(key, "")))
-        for key, of in found.items()
+        key: Tested(of, p, ratios[key], judge(of, smallest, p, reasons.get(key, "")))
+        for (key, of), p in zip(found.items(), corrected([*found.values()]), strict=True)
     }
 
 

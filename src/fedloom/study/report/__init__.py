@@ -53,10 +53,7 @@ def render(report: RunReport | GridReport | Relatedness) -> str:
 
 
 def write(
-    source: str | Path,
-    out: str | Path | None = None,
-    also: Mapping[str, Path] | None = None,
-    base: str | Path | None = None,
+    source: str | Path, out: str | Path | None = None, also: Mapping[str, Path] = {}, base: str | Path | None = None
 ) -> Path:
     """Write the page of what `collect` finds; returns the file.
 

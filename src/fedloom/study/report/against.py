@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedloom.core.errors import StateError, UserError
-from fedloom.core.grouping import grouped
+from fedloom.core.grouping import grouped, nested
 from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, mean_of
 from fedloom.federation.runs.recorded import read_info
@@ -177,17 +177,14 @@ def _change(value: float, base: float, direction: str) -> Change:
 
 def _each(rows: Sequence[TaskMetric], run: Run, base: Run, split: str) -> tuple[Each, ...]:
     mine, theirs, small = run.by_client(split), base.by_client(split), small_clients(run, split)
-    lines = []
-    for row in rows:
-        clients = {}
-        for name in mine:
-            if name in theirs and name not in small:
-                value, other = (of[name].values.get(row.task, {}).get(row.metric) for of in (mine, theirs))
-                if value is not None and other is not None:
-                    clients[name] = _change(value, other, row.direction)
-        if clients:
-            lines.append(Each(row, clients))
-    return tuple(lines)
+    both = [(name, mine[name].values, theirs[name].values) for name in mine if name in theirs and name not in small]
+    changes = nested(
+        (row, name, _change(one[row.task][row.metric], other[row.task][row.metric], row.direction))
+        for row in rows
+        for name, one, other in both
+        if all(row.metric in of.get(row.task, {}) for of in (one, other))
+    )
+    return tuple(Each(row, clients) for row, clients in changes.items())
 
 
 def _facts(run: Run, base: Run, final: Final) -> tuple[tuple[str, str], ...]:
@@ -341,33 +338,36 @@ def methods_of(grid: Grid, results: Results) -> tuple[tuple[Method, ...], dict[s
 
     Each seed is compared with the same seed of the baseline. The grid's own baseline comes first; '' stands for none.
     """
-    lowest = {key: _worst_clients(side, results.rows[key[0]]) for key, side in results.sides.items()}
     runs = {key: list(side.runs.values()) for key, side in results.sides.items()}
-    costs = {
-        key: (fmean(sum(run.bytes_total().values()) for run in of), mean_of([run.seconds_total() for run in of]))
+    own = {
+        key: (
+            _worst_clients(results.sides[key], results.rows[key[0]]),
+            fmean(sum(run.bytes_total().values()) for run in of),
+            mean_of([run.seconds_total() for run in of]),
+        )
         for key, of in runs.items()
     }
     plain = next(iter(grid.addons))
     special = {"": "none", "each base alone" if plain == "-" else f"each base with {plain}": "base"}
     named = special | {together(base, addon): f"{base}/{addon}" for _, base, addon in results.sides}
-    own = [name for name, delta in named.items() if delta == grid.delta]
-    deltas = {name: named[name] for name in [*own, *named] if name in own or name not in special}
+    first = [name for name, delta in named.items() if delta == grid.delta]
+    deltas = {name: named[name] for name in [*first, *named] if name in first or name not in special}
     views = {
-        name: _methods(grid.model_copy(update={"delta": delta}), results, lowest, costs)
+        name: _methods(grid.model_copy(update={"delta": delta}), results, own)
         for name, delta in islice(deltas.items(), OFFERED)
     }
     order = list(grid.data)
-    by_data = sorted(_methods(grid, results, lowest, costs), key=lambda method: order.index(method.data))
+    by_data = sorted(_methods(grid, results, own), key=lambda method: order.index(method.data))
     return tuple(by_data), views
 
 
 def _methods(
-    grid: Grid,
-    results: Results,
-    lowest: Mapping[Combination, Clients],
-    costs: Mapping[Combination, tuple[float, float]],
+    grid: Grid, results: Results, own: Mapping[Combination, tuple[Clients, float, float]]
 ) -> tuple[Method, ...]:
-    """Return the methods as the grid compares them, with a verdict on each that has two finite gains or more."""
+    """Return the methods as the grid compares them, with a verdict on each that has two finite gains or more.
+
+    `own` is what does not depend on the comparison: each method's worst clients, bytes and seconds.
+    """
     methods: list[Method] = []
     reasons: dict[tuple[str, str], str] = {}
     for key, side in results.sides.items():
@@ -388,7 +388,7 @@ def _methods(
             changes = {row: of for row, of in each.items() if of is not None and not math.isnan(of.mean)}
         known = delta if delta is not None and not math.isnan(delta.mean) else None
         over = data, side.label, "" if named is None else together(*named), known, tuple(seeds), changes
-        methods.append(Method(*over, base not in grid.reference_rows, lowest[key], *costs[key]))
+        methods.append(Method(*over, base not in grid.reference_rows, *own[key]))
     verdicts: dict[tuple[str, str], statistics.Verdict] = {}
     ratios = {(key[0], side.label): side.ratio for key, side in results.sides.items()}
     for data in {m.data for m in methods}:

@@ -48,6 +48,8 @@ CAPTIONS = "captions.txt"
 """The file of captions beside the figures."""
 
 _NEARLY = 0.005  # a share below which there is no number
+Lines = Mapping[str, Series]
+"""Name -> its line over the rounds."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _of_run(report: RunReport) -> Iterator[tuple[str, Figure]]:
             for (way, kind), names in traffic.items()
         }
         yield "bytes", over_rounds("Bytes", ways, "bytes per round", zero=True)
-    times: dict[str, Mapping[str, Series]] = {
+    times: dict[str, Lines] = {
         "seconds by phase": records.timed(run),
         "local training by client": _largest(records.timed(run, "seconds_of")),
         "simulated seconds": records.clock(run),
@@ -176,22 +178,14 @@ def compared(methods: Sequence[Method], palette: Sequence[str], at: int = 0) -> 
 
 
 def over_rounds(
-    title: str,
-    views: Mapping[str, Mapping[str, Series]],
-    y: str | Sequence[str],
-    zero: bool = False,
-    palette: Sequence[str] = (),
+    title: str, views: Mapping[str, Lines], y: str | Sequence[str], zero: bool = False, palette: Sequence[str] = ()
 ) -> Figure:
     """Draw lines over the rounds, view by view; `y` is what they show, in all views or in each."""
     axes = [y] * len(views) if isinstance(y, str) else y
-    panels = [
-        View(
-            name,
-            charts.lines({n: _thin(of) for n, of in several.items()}, "round", of_axis, zero=zero, palette=palette),
-        )
-        for (name, several), of_axis in zip(views.items(), axes, strict=True)
-        if several
-    ]
+    panels = []
+    for (name, lines), axis in zip(views.items(), axes, strict=True):
+        thin = {n: _thin(of) for n, of in lines.items()}
+        panels += [View(name, charts.lines(thin, "round", axis, zero=zero, palette=palette))] if lines else []
     return Figure(title, panels)
 
 
@@ -234,14 +228,14 @@ def curve(c: Curves, base: Mapping[str, Series] = {}, most: int = POINTS) -> Cha
     return charts.lines(lines, "round", axis(c), bands=bands, strong=[middle], dashed=list(base), stars=stars)
 
 
-def extremes(lines: Mapping[str, Series], direction: str) -> list[str]:
+def extremes(lines: Lines, direction: str) -> list[str]:
     """Return the names of the lines with the best and the worst last number."""
     last = {name: known[-1] for name, of in lines.items() if (known := [of[r] for r in sorted(of) if of[r] == of[r]])}
     ranked = sorted(last, key=lambda name: last[name], reverse=direction == "max")
     return list(dict.fromkeys([*ranked[:1], *ranked[-1:]]))
 
 
-def _largest(lines: Mapping[str, Series]) -> dict[str, Series]:
+def _largest(lines: Lines) -> dict[str, Series]:
     """Return the lines with the largest sums; the others are added up to one line."""
     ranked = sorted(lines, key=lambda name: -sum(lines[name].values()))
     if len(ranked) <= NAMES:
