@@ -114,11 +114,7 @@ Changes = Annotated[
 ]
 AllowCode = Annotated[
     list[str] | None,
-    option(
-        "Allow recipes, run folders and bundles to import code from these packages.",
-        "PKG[,PKG]",
-        "--allow-code",
-    ),
+    option("Allow recipes, run folders and bundles to import code from these packages.", "PKG[,PKG]", "--allow-code"),
 ]
 Out = Annotated[Path | None, out_file("Write to this file instead.")]
 Json = Annotated[bool, flag("--json", "Print JSON for programs; a missing number is null.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,7 +17,6 @@ from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedloom.study.charts import Chart
-    from fedloom.study.comparison import Comparison
     from fedloom.study.grid import Grid
     from fedloom.study.output import HasTable
 
@@ -168,12 +167,20 @@ def compare(
         else:
             shown = tabulate(opened, folder, split, percent)
     else:
-        shown = comparison = (
-            _of_recipe(source, changes, split, metric, trials, seed_count, jobs)
-            if is_recipe
-            else side_by_side(runs, base, split, metric)
-        )
-        results = comparison.results
+        if is_recipe:
+            from fedloom.experiments.compared import compare as run_and_compare
+            from fedloom.experiments.tune import Budget
+            from fedloom.federation.recipes.loader import load
+
+            recipe, budget = load(source, changes), None if trials is None else Budget(trials=trials)
+            home = Path("comparisons") / recipe.name
+            with shared.interruptible(home, "run the same command to continue"):
+                comparison = run_and_compare(
+                    recipe, folder=home, seeds=seed_count, split=split, metric=metric, budget=budget, jobs=jobs
+                )
+        else:
+            comparison = side_by_side(runs, base, split, metric)
+        shown, results = comparison, comparison.results
     if ranks:
         shown = ranked(results, ranks)
         if plot is not None:
@@ -184,26 +191,6 @@ def compare(
     elif tests:
         shown = contrasts(results, over)
     _print(shown, kind, as_json, out)
-
-
-def _of_recipe(
-    source: str,
-    changes: Sequence[str],
-    split: Literal["test", "val"],
-    metric: str | None,
-    trials: int | None,
-    seeds: int | None,
-    jobs: int | None,
-) -> Comparison:
-    """Run a recipe with the methods that `fl.compare` chooses, and return the comparison."""
-    from fedloom.experiments.compared import compare
-    from fedloom.experiments.tune import Budget
-    from fedloom.federation.recipes.loader import load
-
-    recipe, budget = load(source, changes), None if trials is None else Budget(trials=trials)
-    folder = Path("comparisons") / recipe.name
-    with shared.interruptible(folder, "run the same command to continue"):
-        return compare(recipe, folder=folder, seeds=seeds, split=split, metric=metric, budget=budget, jobs=jobs)
 
 
 def figure(

@@ -17,17 +17,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.stage import Stage, every
 from fedloom.core.taskvectors import modulate, unify
 from fedloom.core.updates import Updates
-from fedloom.experiments.export.bundle import (
-    ABOUT,
-    CARD,
-    RECIPE,
-    Bundle,
-    described,
-    loader,
-    network,
-    words_file,
-    write,
-)
+from fedloom.experiments.export.bundle import ABOUT, CARD, RECIPE, Bundle, described, loader, network, words_file, write
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
 from fedloom.federation.rounds.build import build_method
