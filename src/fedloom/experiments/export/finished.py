@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from fedloom.core.errors import StateError
@@ -158,29 +157,24 @@ def task_models(folder: str | Path) -> TaskModels:
     models: dict[str, Tensor] = {}
     clients: dict[str, tuple[str, ...]] = {}
     several: set[str] = set()
-    with safe_open(model_file(folder), "pt") as saved:
-        owners = {key.rpartition("/")[0] for key in saved.keys()}  # noqa: SIM118
-
-        def read(owner: str) -> Tensor:
-            prefix = f"{owner}/" if owner else ""
-            return torch.cat([saved.get_tensor(prefix + name).reshape(-1) for name in built.layout.names])
-
-        for task in built.federation.tasks:
-            owner_of: dict[str, str] = {}
-            for client in (c for c in built.federation.clients.values() if task.name in c.tasks):
-                own = f"client/{client.id}"
-                # a client's model of several tasks is not a model of this task alone
-                names = [f"task/{task.name}", f"{own}/task/{task.name}", *([own] if len(client.tasks) == 1 else [])]
-                if (owner := next((name for name in names if name in owners), None)) is not None:
-                    owner_of[client.id] = owner
-                else:
-                    several.add(client.id)
-            if owner_of:
-                models[task.name] = torch.stack([read(owner) for owner in sorted(set(owner_of.values()))]).mean(0)
-                clients[task.name] = tuple(sorted(owner_of))
+    saved = trained_models(folder)
+    for task in built.federation.tasks:
+        owner_of: dict[str, str] = {}
+        for client in (c for c in built.federation.clients.values() if task.name in c.tasks):
+            own = client.id
+            # a client's model of several tasks is not a model of this task alone
+            names = [f"task/{task.name}", f"{own}/task/{task.name}", *([own] if len(client.tasks) == 1 else [])]
+            if (owner := next((name for name in names if name in saved), None)) is not None:
+                owner_of[own] = owner
+            else:
+                several.add(own)
+        if owner_of:
+            each = [[saved[o][n].reshape(-1) for n in built.layout.names] for o in sorted({*owner_of.values()})]
+            models[task.name] = torch.stack([torch.cat(tensors) for tensors in each]).mean(0)
+            clients[task.name] = tuple(sorted(owner_of))
     missing = [task.name for task in built.federation.tasks if task.name not in models]
     if missing:
-        some = any(owner.startswith("client/") for owner in owners)
+        some = any(owner and not owner.startswith("task/") for owner in saved)
         why = "no client holds it alone" if some else f"{run.label} leaves one model for all tasks"
         raise StateError(
             f"{folder}: task {missing[0]!r} does not have its own model: {why}. Run the method matu, or local with "
