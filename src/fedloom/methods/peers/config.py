@@ -157,8 +157,9 @@ class Safeguards(Section):
     """The safeguards that keep a conflict-averse mix from exploding, applied in this order. null: switched off."""
 
     nonfinite: Literal["leave-out"] | None = "leave-out"
-    """Layer 4: rows with nan or inf are left out; if the solver finds no finite solution, all rows count the same.
-    Without the peer's own row the neighbours' rows are mixed; without any row the update is zero."""
+    """Layer 4: rows with nan or inf are left out; if the solver finds no finite solution, all rows count the same. The
+    thesis turns to equal weights for any nan, which a row with nan would spoil. Without the peer's own row the
+    neighbours' rows are mixed; without any row the update is zero."""
     normalise: Literal["own-norm", "unit-norm"] | None = None
     """unit-norm: every row gets norm 1, so no task counts more because of the unit of its loss; the thesis needed it
     for dense tasks beside the layers (6.3.3). own-norm: every row gets the norm of the peer's own update (the median of
