@@ -417,7 +417,7 @@ def test_nodes_whose_classes_have_other_names_do_not_train_together() -> None:
     plain = agreed({"bonn": report("bonn"), "oslo": report("oslo"), "rome": report("rome", 3)})[1]
     assert plain == {"rome": "task mood: it has channels 3, client 'bonn' has channels 2"}
     for wrong in ({"mood": ["one"]}, {"temper": ["bad", "good"]}, {"mood": ["bad", "\x1b[2J"]}, {"mood": []}):
-        with pytest.raises(ValueError, match="classes"):
+        with pytest.raises(ValueError, match="classes|texts without control characters"):
             report("rome", classes=wrong)
 
 

@@ -69,8 +69,6 @@ def test_a_recipe_like_another_changes_it_as_the_command_line_does() -> None:
         ("/etc/hostname", r"expected a file in \. or below it"),
         ("out.yaml", r"expected a file in \. or below it"),
         ("digits-task", "neither a file nor a packaged recipe. Did you mean 'digits-tasks'"),
-        ("a\0/b", "neither a file nor a packaged recipe"),
-        ("a\0b", "neither a file nor a packaged recipe"),
         (["digits-tasks"], "neither a file nor a packaged recipe"),
     ],
 )
@@ -81,6 +79,14 @@ def test_what_a_recipe_cannot_be_like(here: Path, like: object, said: str, monke
     Path("out.yaml").symlink_to("../base.yaml")
     written("other.yaml", like="mine.yaml")
     with pytest.raises(RecipeError, match=f"mine.yaml, like: .*{said}|other.yaml, like: .*{said}"):
+        load(written("mine.yaml", like=like))
+
+
+@pytest.mark.parametrize("like", ["a\0/b", "a\0b"])
+def test_a_name_that_no_file_can_have(here: Path, like: str) -> None:
+    with pytest.raises(RecipeError, match="neither a file nor a packaged recipe"):
+        load({"like": like})
+    with pytest.raises(RecipeError, match="mine.yaml, line 1, column 7: a control character found"):
         load(written("mine.yaml", like=like))
 
 
