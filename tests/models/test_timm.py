@@ -13,7 +13,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.lazy import need
 from fedloom.errors import RecipeError, UserError
 from fedloom.models import ENCODERS, build_model
-from fedloom.models.nets import load_weights
+from fedloom.models.nets import load_weights, pretrained_file
 from fedloom.models.timm_encoder import TimmPyramid
 from fedloom.tasks import Classification
 from fedloom.training.flat import FlatModel
@@ -193,6 +193,11 @@ def test_pretrained_looks_in_one_folder_and_says_how_to_fill_it(tmp_path, monkey
     monkeypatch.setenv("FEDLOOM_WEIGHTS", str(tmp_path))
     with pytest.raises(UserError, match=r"hf download timm/resnet10t\.c3_in1k .*resnet10t\.safetensors'"):
         encoder(SMALL, pretrained=True)
+    for name in ("resnet10t; touch owned", f"{SMALL}.it'; touch owned; '"):  # no part of a command
+        with pytest.raises(RecipeError, match=r"unknown architecture|Invalid pretrained tag"):
+            pretrained_file(name)
+    with pytest.raises(RecipeError, match="Invalid pretrained tag"):
+        encoder(f"{SMALL}.none")
     whole = need("timm", "vision").create_model(SMALL)
     save_file(whole.state_dict(), tmp_path / f"{SMALL}.safetensors")
     model = encoder(SMALL, pretrained=True)

@@ -300,9 +300,9 @@ def pretrained_file(architecture: str) -> Path:
     file = folder / f"{architecture}.safetensors"
     if file.is_file():
         return file
-    timm = need("timm", "vision")
-    hub = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
-    name = getattr(hub, "hf_hub_id", None) or f"timm/{architecture}"
+    from fedloom.models.timm_encoder import facts
+
+    name = getattr(facts(architecture), "hf_hub_id", None) or f"timm/{architecture}"
     raise UserError(
         f"timm: pretrained weights of {architecture!r} are missing: expected {file}. A run downloads nothing. With "
         f"a network connection: pip install huggingface_hub && hf download {name} model.safetensors --local-dir "

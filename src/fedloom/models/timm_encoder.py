@@ -89,11 +89,21 @@ class TimmPyramid(PyramidEncoder):
         return {**converted(self.net, state, self._whole), **norms}
 
 
-def network(architecture: str, channels: int, **overrides: Any) -> Any:
-    """Build a network of timm for images of `channels` channels, without classifier. Raises RecipeError."""
+def facts(architecture: str) -> Any:
+    """Return what timm knows of an architecture, such as its input size. Raises RecipeError for one that it lacks, and
+    for weights of an unknown name after the point."""
     if not timm.is_model(architecture):
         hint = nearest(architecture.split(".")[0], timm.list_models())
         raise RecipeError(f"timm: unknown architecture {architecture!r}.{hint}")
+    try:
+        return timm.get_pretrained_cfg(architecture)
+    except RuntimeError as error:
+        raise RecipeError(f"timm, {architecture!r}: {error}") from None
+
+
+def network(architecture: str, channels: int, **overrides: Any) -> Any:
+    """Build a network of timm for images of `channels` channels, without classifier. Raises RecipeError."""
+    facts(architecture)
     try:
         return timm.create_model(architecture, pretrained=False, in_chans=channels, num_classes=0, **overrides)
     except TypeError as error:
@@ -126,8 +136,7 @@ class TimmEncoder(Encoder):
 
     def __init__(self, architecture: str, shape: Shape, **overrides: Any) -> None:
         super().__init__()
-        config = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
-        if config is not None and config.fixed_input_size:
+        if getattr(facts(architecture), "fixed_input_size", False):
             overrides["img_size"] = shape[1:]
         self.net = network(architecture, shape[0], **overrides)
         self.seen = self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
