@@ -11,6 +11,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -300,9 +301,11 @@ def pretrained_file(architecture: str) -> Path:
     file = folder / f"{architecture}.safetensors"
     if file.is_file():
         return file
-    from fedloom.models.timm_encoder import facts
-
-    name = getattr(facts(architecture), "hf_hub_id", None) or f"timm/{architecture}"
+    timm, hub = need("timm", "vision"), None
+    with suppress(RuntimeError):  # weights of an unknown name after the point
+        hub = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
+    if (name := getattr(hub, "hf_hub_id", None)) is None:
+        raise UserError(f"timm has no pretrained weights of {architecture!r}, and {file} does not exist")
     raise UserError(
         f"timm: pretrained weights of {architecture!r} are missing: expected {file}. A run downloads nothing. With "
         f"a network connection: pip install huggingface_hub && hf download {name} model.safetensors --local-dir "
