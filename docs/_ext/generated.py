@@ -32,7 +32,7 @@ from fedloom.methods import ADDONS, METHODS
 from fedloom.methods.method import Method
 from fedloom.stages import Stage
 from fedloom.study.grid import CHANGES, load_grid, names
-from fedloom.study.output import part
+from fedloom.study.output import environment
 
 FACES = (
     *("fedloom", "fedloom.methods", "fedloom.stages", "fedloom.training", "fedloom.tasks", "fedloom.data"),
@@ -130,7 +130,8 @@ def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured:
     lines.append("## An update's way through a round")
     if addon:
         lines.append("Here the add-on is on top of FedAvg.")
-    lines.append(_raw(part("flow.html", "diagram", made.outline, False)))
+    flow: Any = environment().get_template("flow.html").module
+    lines.append(_raw(str(flow.diagram(made.outline, False))))
     if own := [f"[{name}](../stages/{name}.rst)" for name in _stages_of(made) if name in stages.__all__]:
         lines.append(f"Its stages: {', '.join(own)}.")
     lines += ["## In Python", "The same method, and what it prints:"]
