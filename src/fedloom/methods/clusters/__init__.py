@@ -190,7 +190,8 @@ def fedspd(
              neighbours, and it sends all C models; peers send the one that they trained
 
     C passes over the training data come before each round. Every evaluation tunes; tune = 0 measures the mix. Absent
-    clients move with the models. clusters = 1 is FedAvg with equal weights. Add-ons and a server step as with ifca.
+    clients move with the models; one that never took part has the model of round 1. clusters = 1 is FedAvg with equal
+    weights. Add-ons and a server step as with ifca.
     """
     local = training.DrawnCluster(clusters, least), *([m.Tune(tune)] if tune else [])
     mixed = stages.ChosenClusters(clusters, "noise", noise, mixed=True)
