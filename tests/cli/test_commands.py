@@ -111,7 +111,7 @@ def test_on_the_command_line(fedloom_: Fedloom, arguments: tuple[str, ...], text
 def test_the_demo_ends_with_a_table_two_sentences_and_a_page(fedloom_: Fedloom, tmp_path: Path) -> None:
     code, out, err = fedloom_("demo", "training.rounds=1", "seeds=[0]", "--out", tmp_path / "demo", "-q")
     assert code == 0, err
-    assert out.index("7 of 7 runs are finished") < out.index("centralised") < out.index("FedAvg changes the metrics by")
+    assert out.index("8 of 8 runs are finished") < out.index("centralised") < out.index("FedAvg changes the metrics by")
     assert out.splitlines()[-1] == str(tmp_path / "demo" / "report.html")
     assert "paired tests" not in out
     assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000
