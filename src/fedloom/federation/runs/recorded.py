@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from itertools import repeat, zip_longest
@@ -241,15 +240,12 @@ def json_of(file: Path) -> Any:
         raise StateError(f"{file}: {error}") from None
 
 
-_ESCAPED = re.compile(rf"\\[ubf]|{CONTROL.pattern}")
-
-
 def _loaded(text: str | bytes, **how: Any) -> Any:
     """Return JSON whose texts have no control characters: a file from elsewhere could write to the terminal."""
     text = text.decode() if isinstance(text, bytes) else text
     value = json.loads(text, **how)
     is_plain = text.rstrip("\n").isprintable() and "\\" not in text  # fast, and so for nearly every line
-    return value if is_plain or not _ESCAPED.search(text) else _harmless(value)
+    return value if is_plain else _harmless(value)
 
 
 def _harmless(value: Any) -> Any:
