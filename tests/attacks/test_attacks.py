@@ -16,7 +16,7 @@ from fedloom.methods.robust import ATTACKS
 from fedloom.methods.robust.hostile import FlippedLabels, LittleIsEnough
 from fedloom.models.tasks.dense import Depth
 from fedloom.models.tasks.labels import Classification
-from fedloom.training.rules import HONEST, Attack
+from fedloom.training.attack import HONEST, Attack
 
 LAYOUT = Layout((Block("encoder", (3,)), Block("heads.b", (2,), task="b")))
 X = torch.tensor([[1.0, -2.0, 2.0, 0.0, 0.0]])

@@ -337,6 +337,22 @@ class Coded(Behind):
         return coded.view_as(labels).to(labels.dtype)
 
 
+@dataclass(frozen=True, eq=False)
+class Flipped(Behind):
+    """Examples with other labels: task -> number of classes of those whose labels are turned round."""
+
+    classes: Mapping[str, int]
+
+    def changed(self, task: str, labels: Tensor, index: Tensor) -> Tensor:
+        """Return wrong labels; those that are missing stay so."""
+        return torch.where(labels >= 0, self.classes[task] - 1 - labels, labels) if task in self.classes else labels
+
+    def labels_of(self, task: str) -> Array:
+        """Return wrong labels."""
+        labels = self.examples.labels_of(task)
+        return np.where(labels >= 0, self.classes[task] - 1 - labels, labels) if task in self.classes else labels
+
+
 def contents(examples: Examples) -> bytes:
     """Compute a checksum of inputs; empty where the fingerprint has it, or where the inputs lie elsewhere."""
     return bytes(examples.contents()) if hasattr(examples, "contents") else b""

@@ -1,4 +1,4 @@
-"""The extension points of a client: `LocalRule` for local training, `Attack` for what a hostile client does."""
+"""The extension point of local training: `LocalRule`, and the view that rules have of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.context import Broadcast, Ctx, Fields, State
+from fedloom.core.context import Broadcast, Fields, State
 from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns, Selector
 from fedloom.core.settings.section import Checked, NonNegative
 from fedloom.core.updates import Updates
-from fedloom.data.dataset import Examples
 from fedloom.models.changes import ConstantHead
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Optimizer
@@ -249,47 +248,6 @@ def label_means(tasks: Mapping[str, Task], batches: Iterable[Mapping[str, Tensor
             everywhere = everywhere.view(-1, *(1,) * (total.ndim - 1))
             answers[name] = tasks[name].constant(torch.where(count > 0, total / count, everywhere)).float()
     return answers
-
-
-@dataclass(frozen=True)
-class Attack:
-    """By default nothing: an honest client. Engines call all of it for all clients, whatever the attack."""
-
-    knows_all: ClassVar[bool] = False
-    """True if it needs the honest clients' updates, and so a place where all of them are."""
-
-    def unfit(self, tasks: Mapping[str, Task]) -> str | None:
-        """Return why the rule would do nothing at a client with these tasks; None if it does something."""
-        return None
-
-    def examples(self, examples: Examples, tasks: Mapping[str, Task]) -> Examples:
-        """Return the examples on which the client trains, from its own."""
-        return examples
-
-    def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
-        """Return what the client sends in place of its rows, after its stages (edge), and its new memory.
-
-        None: nothing.
-        """
-        return updates, memory
-
-    def factor_among(self, clients: int, hostile: int) -> float | None:
-        """Return the factor in a group of so many clients, of which so many are hostile; None: the attack has none."""
-        return None
-
-    def together(
-        self, honest: Tensor, clients: Sequence[str], hostile: int, memory: State
-    ) -> tuple[Tensor | None, State]:
-        """Return what each hostile client of a group sends in the place of its row (d), and what they remember.
-
-        A group is the clients with the same tasks. `honest` are the rows of its honest clients (h x d, h > 0), in the
-        order of `clients`; `hostile` counts its other rows. None: each sends its own row. What they remember is plain
-        values, which are logged when they change.
-        """
-        return None, memory
-
-
-HONEST = Attack()
 
 
 def added(losses: Iterable[Tensor]) -> Tensor | None:

@@ -25,7 +25,8 @@ from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.rounds.worker import Setup
 from fedloom.methods.peers.graph import Graph, candidates
 from fedloom.models.multitask import MultiTask
-from fedloom.training.rules import HONEST, Attack, within
+from fedloom.training.attack import HONEST, Attack
+from fedloom.training.rules import within
 
 
 @dataclass(frozen=True, eq=False)

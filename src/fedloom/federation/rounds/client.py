@@ -19,10 +19,11 @@ from fedloom.federation.rounds.federation import BuiltClient, Common
 from fedloom.federation.rounds.messages import Message, Payload, unpacked
 from fedloom.federation.runs.checkpoint import map_tensors
 from fedloom.methods.method import Method
+from fedloom.training.attack import Attack
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import Additions, LocalResult, train
-from fedloom.training.rules import Attack, LocalRule, Phase
+from fedloom.training.rules import LocalRule, Phase
 
 
 @dataclass(frozen=True, eq=False)

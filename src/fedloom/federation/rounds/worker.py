@@ -22,10 +22,10 @@ from fedloom.federation.rounds.federation import BuiltClient, Common, Part
 from fedloom.federation.rounds.messages import Message, Payload
 from fedloom.models.tasks.task import Metric
 from fedloom.training import loop
+from fedloom.training.attack import Attack
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult
-from fedloom.training.rules import Attack
 from fedloom.training.stacked import Stackable, group, train_stacked
 
 

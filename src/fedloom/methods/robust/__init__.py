@@ -1,18 +1,13 @@
-"""Robust aggregation as add-ons, and the attacks that a recipe may name. Free of torch at import."""
+"""Robust aggregation as add-ons; `hostile` has the attacks that a recipe may name. Free of torch at import."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fedloom import stages
-from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.section import Count, Natural, Positive, parameters
 from fedloom.methods import registry as m
-
-if TYPE_CHECKING:
-    from fedloom.training.rules import Attack
+from fedloom.methods.robust.hostile import ATTACKS as ATTACKS
 
 RULES = ("Krum", "MultiKrum", "MinimumDiameter", "NearestMix", "GeometricMedian", "ClipNorms", "TrimmedMean", "Median")
 
@@ -183,87 +178,3 @@ def median(method: m.Method, rule: stages.Median) -> m.Method:
     here     the mean of the middle two, within clients of the same tasks
     """
     return method.combined_by(rule >> stages.Mean())
-
-
-ATTACKS = Registry("attack", "fedloom.attacks", ("fedloom.training.rules:Attack",))
-"""Functions (*, parameters) -> Attack."""
-
-
-def _hostile() -> Any:
-    from fedloom.methods.robust import hostile
-
-    return hostile
-
-
-@ATTACKS.register("sign-flip")
-def sign_flip(*, factor: Positive = 1.0) -> Attack:
-    """Send -factor times the update."""
-    return _hostile().Scaled(-factor)
-
-
-@ATTACKS.register("scaled")
-def scaled(*, factor: Positive = 100.0) -> Attack:
-    """Send factor times the update, as in model replacement (Bagdasaryan et al., AISTATS 2020)."""
-    return _hostile().Scaled(factor)
-
-
-@ATTACKS.register("gaussian")
-def gaussian(*, factor: Positive = 10.0) -> Attack:
-    """Send noise instead of the update, with factor times its norm."""
-    return _hostile().Noise(factor)
-
-
-@ATTACKS.register("huge")
-def huge(*, value: Annotated[float, Field(gt=0, le=3e38)] = 1e30) -> Attack:
-    """Send this finite value in every coordinate."""
-    return _hostile().Constant(value)
-
-
-@ATTACKS.register("replay")
-def replay() -> Attack:
-    """Send the update of the first round in every round."""
-    return _hostile().Replay()
-
-
-@ATTACKS.register("fake")
-def fake(*, n: Count = 1_000_000, factor: Positive = 1000.0) -> Attack:
-    """Send -1 times the update, claim n examples, and multiply all extra values by factor."""
-    return _hostile().Fake(n, factor)
-
-
-@ATTACKS.register("drop-out")
-def drop_out() -> Attack:
-    """Take part in rounds, but send nothing."""
-    return _hostile().Silent()
-
-
-@ATTACKS.register("label-flip")
-def label_flip() -> Attack:
-    """Train on wrong labels: class C - 1 - y instead of y."""
-    return _hostile().FlippedLabels()
-
-
-@ATTACKS.register("ipm", source="Xie, Koyejo, Gupta, UAI 2019")
-def ipm(*, factor: Positive = 2.0) -> Attack:
-    """Send -factor times the mean of the honest updates (inner-product manipulation). Knows the honest updates."""
-    return _hostile().InnerProduct(factor)
-
-
-@ATTACKS.register("alie", source="Baruch, Baruch, Goldberg, NeurIPS 2019")
-def alie(*, factor: Positive | None = None) -> Attack:
-    """Send mean - factor * standard deviation of the honest updates, per coordinate ("a little is enough").
-
-    Without a factor the paper's z: the largest at which more honest updates lie further away than a majority needs. It
-    follows from the size of a group; 0 is refused. Knows the honest updates.
-    """
-    return _hostile().LittleIsEnough(factor)
-
-
-@ATTACKS.register("mimic", source="Karimireddy, He, Jaggi, ICLR 2022")
-def mimic() -> Attack:
-    """Copy one honest client in all rounds, so that its update counts too much. Knows the honest updates.
-
-    All attackers copy the client whose first update reaches furthest along the direction of the largest variance. In
-    rounds without that client each sends its own update.
-    """
-    return _hostile().Mimic()
