@@ -83,10 +83,7 @@ def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
 
 @dataclass(frozen=True)
 class SimilarGroups(settings.SimilarGroupsSettings, Stage):
-    """Means of groups: each row gets the mean of the trained models in its group, regrouped every round; see `matfl`.
-
-    The mean is weighted by `weight`. With as many groups as rows every client stays alone, bit for bit.
-    """
+    """Means of groups: each row gets the weighted mean of its group's trained models, anew each round; see `matfl`."""
 
     traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True, presence="coupled")
 

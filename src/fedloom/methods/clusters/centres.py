@@ -115,10 +115,8 @@ class ChosenClusters(Aggregation):
     """Keeps `count` models, broadcasts all, and moves each with the rows of the clients that chose it (IFCA).
 
     The choice is the extra "cluster". The first round has one model for all, with `stage`; then the models part (see
-    `first_models`). From then on `stage` gets each row relative to its chosen model. All members of a cluster get its
-    model, absent ones too; a model that no client chose stays as it is. With `least`, rows also move models that their
-    clients did not choose, so that at least that many rows move each model (see `rebalanced`). With `mixed` a client
-    gets the mix of all models by its shares, the extras "shareS", in place of the one that it chose (FedSPD).
+    `first_models`), and `stage` gets each row relative to its chosen model. With `least`, see `rebalanced`. With
+    `mixed` a client gets the mix of all models by its shares, the extras "shareS", in place of the one that it chose.
     """
 
     count: Count = 2

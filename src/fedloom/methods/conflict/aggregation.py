@@ -65,11 +65,7 @@ def solved(G: Tensor, c: float) -> tuple[Tensor, float]:
 
 
 def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
-    """Compute PCGrad in Gram space: W (K x K); row i of W X is row i projected against the rows in `orders[i]`.
-
-    v starts as X_i; for each j in the order, j not i: if <v, X_j> < 0 then v -= <v, X_j> / |X_j|^2 X_j, with the
-    original X_j and the current v. Zero rows are skipped.
-    """
+    """Compute PCGrad in Gram space: W (K x K); row i of W X is row i projected against the rows in `orders[i]`."""
     W = torch.eye(len(G), dtype=torch.float64)
     some = nonzero(G).tolist()
     for i, order in enumerate(orders):
@@ -83,8 +79,7 @@ def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
 class PCGrad(settings.PCGradSettings, Stage):
     """Project each row against the rows it conflicts with, in a random order; see the add-on `pcgrad`. Rows stay K.
 
-    `reduction` "sum" multiplies every block by the number of rows that have it. Each row's order is drawn anew every
-    round, the same whoever else takes part.
+    `reduction` "sum" multiplies every block by the number of rows that have it.
     """
 
     traits = Traits("mix", separable=True, presence="row")
@@ -145,11 +140,7 @@ _ALIGNED = 0.99
 
 @dataclass(frozen=True)
 class CAGrad(settings.CAGradSettings, Stage):
-    """The direction near the mean that is best for the worst-off row; see the add-on `cagrad`.
-
-    If some clients lack blocks, columns that the same rows have form a separate problem, solved among those rows. So
-    nothing is diluted, and |u - g_0| <= c |g_0| holds in each problem.
-    """
+    """The direction near the mean that is best for the worst-off row; see the add-on `cagrad`."""
 
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 
@@ -176,11 +167,9 @@ class ConFIG(Stage):
 
 @dataclass(frozen=True)
 class MinNorm(settings.MinNormSettings, Stage):
-    """The shortest convex combination of the rows (MGDA: Désidéri 2012; on unit rows: FDSE, CVPR 2025).
+    """The shortest convex combination of the rows; see the add-on `min-norm`.
 
-    With `unit` the rows are first made unit vectors and the result is multiplied by their mean norm. Zero rows are left
-    out; a combination that vanishes (within a millionth of its parts) is exactly zero. Weights are not used. If some
-    clients lack blocks, columns that the same rows have form a separate problem, solved among those rows.
+    A combination that vanishes (within a millionth of its parts) is exactly zero.
     """
 
     traits = Traits("mix", reduces=True, separable=True, presence="row")
@@ -191,7 +180,8 @@ class MinNorm(settings.MinNormSettings, Stage):
 
 def combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor], wide: bool = False) -> Tensor:
     """Return one vector (d), a combination of the rows. `coefficients` maps (Gram matrix of some rows, their shares of
-    `weight`) to its coefficients; if these may be large and cancel, `wide` adds up in float64.
+    `weight`) to its coefficients; if these may be large and cancel, `wide` adds up in float64. Columns that the same
+    rows have form a problem of their own, solved among those rows.
     """
     X = updates.data
     out = X.new_zeros(updates.layout.d)
@@ -221,9 +211,8 @@ Scale = Literal["min", "median", "rmse"]
 class Weighting(Stage):
     """sum_k w_k X_k, with w from a weighting of TorchJD.
 
-    It sees the Gram matrix of the rows that are not zero, in float64, divided by its mean diagonal. If some clients
-    lack blocks, columns that the same rows have form a problem of their own, solved among those rows. A subclass says
-    in `weighting` which one it is; `p` are the rows' shares of `weight`, which sum to 1 with those of zero rows.
+    It sees the Gram matrix of the rows that are not zero, in float64, divided by its mean diagonal. A subclass says in
+    `weighting` which one it is; `p` are the rows' shares of `weight`, which sum to 1 with those of zero rows.
     """
 
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
@@ -348,11 +337,7 @@ def adjusted(
 
 @dataclass(frozen=True)
 class GapWeights(settings.GapWeightsSettings, Stage):
-    """Writes weights that follow the generalisation gap; the method `fedga` has the equations.
-
-    The client measures the aggregated model's loss when it receives the next one, so the weights of a round stem from
-    the gaps of the round before; only clients that took part in both rounds have one.
-    """
+    """Writes weights that follow the generalisation gaps of the round before; see the method `fedga`."""
 
     traits = Traits(
         "mix",
@@ -395,8 +380,7 @@ class GapWeights(settings.GapWeightsSettings, Stage):
 class LossWeights(settings.LossWeightsSettings, Stage):
     """Writes weights under which the logarithms of all clients' losses fall alike; see the add-on `famo`.
 
-    Sums run over the clients that were also there in the round before. A loss below 1e-8 counts as 1e-8; one that is
-    not finite gives no weight and moves nothing.
+    A loss that is not finite gives no weight and moves nothing.
     """
 
     traits = Traits(

@@ -74,11 +74,7 @@ class DualShift(Aggregation):
 
 @dataclass(frozen=True)
 class NormaliseSteps(NormaliseStepsSettings, Stage):
-    """Divides each row by a_k and multiplies it by tau_eff (FedNova, eq. 6 and section 4).
-
-    tau_eff is the weighted mean of the a_k ("weights") or, as in the release with a proximal term, of the step counts
-    ("steps"), over the rows that have the block. Equal a_k change nothing. A client that took no step is dropped.
-    """
+    """Divides each row by a_k and multiplies it by tau_eff; see `fednova`. A client that took no step is dropped."""
 
     @cached_property
     def traits(self) -> Traits:

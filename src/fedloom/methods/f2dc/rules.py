@@ -1,14 +1,7 @@
 """Features split by a mask into domain-robust and domain-related ones, the latter then corrected (F2DC).
 
-Source: Wang et al., Domain-Skewed Federated Learning with Feature Decoupling and Calibration (F2DC), equations 3-9.
-With f the encoder's last map (B x C x H x W), S = A_D(f) the score, M the mask and A_C the corrector:
-
-    f+ = M f      f- = (1 - M) f      f* = f- + (1 - M) A_C(f-)      f~ = f+ + f* = f + (1 - M) A_C((1 - M) f)
-
-The classifier reads the mean of f~ over its area; a linear auxiliary head m reads the means of f+, f- and f*. If M is 1
-everywhere, or A_C gives 0, f~ is f.
-
-Below: the modules in a model, behind stages of the encoder, the local rule that trains them, and weights by domains.
+Source: Wang et al., Domain-Skewed Federated Learning with Feature Decoupling and Calibration (F2DC), equations 3-9,
+which the add-on `feature-modules` has. If the mask M is 1 everywhere, or the corrector A_C gives 0, f~ is f.
 """
 
 from __future__ import annotations

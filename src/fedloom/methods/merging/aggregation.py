@@ -89,12 +89,7 @@ class IsotropicMerge(Merging):
 
 @dataclass(frozen=True)
 class SingularMerge(Merging):
-    """Each row's leading singular vectors, made orthogonal among the rows, with their values (TSV-M: CVPR 2025).
-
-    Of each matrix (as `IsotropicMerge` has it) of k rows: U_j S_j V_j' are the max(1, rank / k) leading parts of row j;
-    U and V, those of all rows side by side, become the nearest matrices with orthonormal columns; the result is
-    U S V'. Rows that are orthogonal add up, equal rows give one of them. Gargiulo et al., Task Singular Vectors.
-    """
+    """Each row's leading singular vectors, made orthogonal among the rows, with their values; see `tsv-m`."""
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
         if len(shape) < 2:
@@ -108,10 +103,9 @@ class SingularMerge(Merging):
 
 @dataclass(frozen=True)
 class LeastInterference(Merging):
-    """Of each matrix the shortest U with the least sum_j |(U - M_j) M_j'|^2 / |M_j|^2 over rows j (WUDI: ICML 2025).
+    """Of each matrix the shortest U with the least sum_j |(U - M_j) M_j'|^2 / |M_j|^2 over rows j; see `wudi`.
 
     Rows that are zero do not count, nor do directions in which all rows are zero within round-off of their own type.
-    Cheng, Xiong, Wei et al., Whoever Started the Interference Should End It.
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
@@ -128,10 +122,7 @@ class LeastInterference(Merging):
 
 @dataclass(frozen=True)
 class LowRankAndSparse(LowRankAndSparseSettings, Merging):
-    """The mean of the rows' low-rank parts and beta times that of their sparse parts, by robust PCA (FedRPCA, 2025).
-
-    Without `beta` it is min(|M| / |S|, 10), M being the rows of a tensor and S their sparse parts.
-    """
+    """The mean of the rows' low-rank parts and beta times that of their sparse parts, by robust PCA; see `fedrpca`."""
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
         if len(shape) < 2 or len(parts) < 2:

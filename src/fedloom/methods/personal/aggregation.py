@@ -37,12 +37,7 @@ def distances(W: Tensor) -> Tensor:
 
 
 def attention(W: Tensor, alpha: float, sigma: float, scale: Literal["absolute", "median"] = "absolute") -> Tensor:
-    """Return FedAMP's message weights xi (K x K, rows sum to 1) for models W (K x d).
-
-    xi_kj = alpha A'(|w_k - w_j|^2) with A'(x) = exp(-x/sigma)/sigma; xi_kk takes the rest. If the others' weights sum
-    to more than 1, they are scaled to 1, so that the result stays a convex combination. With "median" distances are
-    divided by their median, because in millions of parameters they dwarf any sigma.
-    """
+    """Return FedAMP's message weights xi (K x K, rows sum to 1) for models W (K x d); `fedamp` has the equations."""
     D = distances(W)
     k = len(W)
     others = ~torch.eye(k, dtype=torch.bool)
@@ -92,10 +87,9 @@ class Attention(AttentionSettings, Identity):
 
 @dataclass(frozen=True)
 class TaskCovariance(TaskCovarianceSettings, Identity):
-    """Broadcasts each client's part of the regulariser tr(W Omega W') (MOCHA, Smith et al., NeurIPS 2017).
+    """Broadcasts each client's part of tr(W Omega W'): relation = Omega_kk and peers = v_k; see `fedmtl`.
 
-    Half its gradient at w_k, with the others frozen, is Omega_kk w_k + v_k; relation = Omega_kk and peers = v_k are
-    sent. With `centre` the direction in which centred models cannot differ is left out of Omega. See `fedmtl`.
+    With `centre` the direction in which centred models cannot differ is left out of Omega.
     """
 
     traits = Traits(writes={"broadcast:peers", "broadcast:relation"}, separable=True)

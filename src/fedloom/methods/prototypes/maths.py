@@ -328,12 +328,8 @@ def relaxed_contrast(
 ) -> Tensor:
     """Return FedRCL's supervised contrast within a batch, with the penalty that keeps a class from collapsing.
 
-    With s the cosine similarities, an example is compared with the `positives` least similar examples of its class
-    (itself among them, so an example without another of its class has similarity 1) against the `negatives` most
-    similar examples of other classes: -log(e^(s_p/T) / (e^(s_p/T) + sum_n e^(s_n/T))). The penalty, times `weight`,
-    compares the pair of an example with itself against the `positives` least similar others of its class that are at
-    least `threshold` alike: log(1 + sum e^((s - 1)/T)). The choice of pairs is the release's; the paper takes all.
-    Apply it to the pooled features of every stage, before their ReLU.
+    `fedrcl` has the equations; `weight` is the penalty's. An example is among those of its class that it is compared
+    with, so one without another of its class has similarity 1, but not in the penalty.
     """
     known = labels >= 0
     z, y = normalize(features[known], dim=1), labels[known]

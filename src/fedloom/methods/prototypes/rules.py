@@ -121,11 +121,7 @@ def keep_last(batches: deque[tuple[int, Any]], examples: int) -> None:
 
 @dataclass(frozen=True)
 class PrototypePull(LocalRule):
-    """Adds lam times the distance of features to the broadcast prototype of their class (FedProto, FedTGP).
-
-    `distance` as in `prototype_pull`. Examples of classes without a prototype add nothing; `over` says whether the mean
-    is over the others (known) or over all (batch).
-    """
+    """Adds lam times the `prototype_pull` of features to the broadcast prototypes (FedProto, FedTGP)."""
 
     lam: float = 1.0
     distance: Literal["mse", "norm"] = "mse"
@@ -146,10 +142,7 @@ class PrototypePull(LocalRule):
 
 @dataclass(frozen=True)
 class ClusterContrast(ClusterContrastSettings, LocalRule):
-    """Adds the contrast with the broadcast clusters of all classes and the pull to the own class's mean one (FPL).
-
-    `over` as in `PrototypePull`.
-    """
+    """Adds the contrast with the broadcast clusters of all classes and the pull to the own class's mean one (FPL)."""
 
     features = True
     needs = BROADCAST

@@ -253,10 +253,7 @@ class MultiKrum(ByGram):
 
 @dataclass(frozen=True)
 class MinimumDiameter(ByGram):
-    """The mean of the K - f rows with the smallest diameter, for every row (MDA: El-Mhamdi et al., PODC 2020).
-
-    If several sets tie, the first by position counts.
-    """
+    """The mean of the K - f rows with the smallest diameter, for every row (MDA: El-Mhamdi et al., PODC 2020)."""
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         yield from super().unfit(rows, most)
@@ -302,10 +299,7 @@ class GeometricMedian(ByGram):
 
 @dataclass(frozen=True)
 class CentredClip(CentredClipSettings, AroundOwn):
-    """Every row becomes v: v <- v + mean_i (X_i - v) min(1, limit / |X_i - v|), `steps` times (Karimireddy et al.).
-
-    v starts at zero, or at a peer's own row. Without `limit` it is the median of the distances |X_i - v|.
-    """
+    """Every row becomes v: v <- v + mean_i (X_i - v) min(1, limit / |X_i - v|), `steps` times; see `centred_clip`."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
         return centred_clip(G, self.limit, self.steps, own).expand(len(G), -1)
@@ -313,10 +307,7 @@ class CentredClip(CentredClipSettings, AroundOwn):
 
 @dataclass(frozen=True)
 class ClipNorms(AroundOwn):
-    """A clip of norms: rows longer than the median of the group are shortened to it.
-
-    At a peer it clips the differences to the peer's own row instead (ClippedGossip: He et al., 2022).
-    """
+    """A clip of norms (at a peer, of differences to its own row) to the median of the group; see the add-on `clip`."""
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
         centre = torch.zeros(len(G), dtype=G.dtype)
