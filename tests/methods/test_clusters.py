@@ -183,7 +183,7 @@ def test_soft_groups_by_hand() -> None:
     out, _ = SimilarGroups(soft=True, source="update").on(X, n=[1, 2, 4])
     torch.testing.assert_close(out, M / M.sum(1, keepdim=True) @ X)
     for size in (1.0, 1e-3):
-        found = SimilarGroups(soft=True, source="update").matrix(Updates.of(X, n=[size, 2 * size, 4 * size]))
+        found = SimilarGroups(soft=True, source="update").matrix(Updates.of(X, n=[size, 2 * size, 4 * size]), Ctx(1, 0))
         torch.testing.assert_close(found, M / M.sum(1, keepdim=True))
 
 

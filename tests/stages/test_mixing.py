@@ -63,7 +63,7 @@ def test_gossip_refuses_what_it_cannot_do() -> None:
 
 
 def weights(stage: SimilarityMix, rows: torch.Tensor, **extra: Any) -> torch.Tensor:
-    return stage.matrix(Updates.of(rows, **extra))
+    return stage.matrix(Updates.of(rows, **extra), Ctx(1, 0))
 
 
 def test_similarity_by_hand() -> None:
@@ -86,7 +86,7 @@ def test_similar_models_are_mixed_at_one_instant_and_recorded() -> None:
     seen = []
     stage = SimilarityMix(2, 0.0)
     out, _ = stage(updates, {}, Ctx(1, record=lambda kind, fields: seen.append((kind, fields))))
-    W = stage.matrix(updates).float()
+    W = stage.matrix(updates, Ctx(1, 0)).float()
     torch.testing.assert_close(BASE + out.X, W @ (BASE + rows))
     kind, fields = seen[0]
     assert kind == "mixing"

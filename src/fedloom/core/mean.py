@@ -112,6 +112,19 @@ def mixed_models(updates: Updates, M: Tensor) -> Tensor:
     return out
 
 
+class ModelMix(Stage):
+    """Base of stages that mix trained models (see `mixed_models`). A single row passes as it is."""
+
+    def matrix(self, updates: Updates, ctx: Ctx) -> Tensor:
+        """Return the weight of each row (column) for each row (K x K, rows sum to 1)."""
+        raise NotImplementedError
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates) < 2:
+            return updates, state
+        return updates.replace(X=mixed_models(updates, self.matrix(updates, ctx))), state
+
+
 @dataclass(frozen=True)
 class Mean(Stage):
     """The weighted mean of the rows (McMahan et al., AISTATS 2017), with `weight`, `coef` and presence, zero-safe."""

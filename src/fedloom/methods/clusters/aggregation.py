@@ -15,7 +15,7 @@ from fedloom.core.combine import Aggregation
 from fedloom.core.context import Ctx, State
 from fedloom.core.gram import gram, inner_products, nonzero
 from fedloom.core.layout import Layout
-from fedloom.core.mean import Mean, column_groups, mixed_models
+from fedloom.core.mean import Mean, ModelMix, column_groups
 from fedloom.core.outline import Box
 from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates, columns_here
@@ -82,18 +82,12 @@ def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
 
 
 @dataclass(frozen=True)
-class SimilarGroups(settings.SimilarGroupsSettings, Stage):
+class SimilarGroups(settings.SimilarGroupsSettings, ModelMix):
     """Means of groups: each row gets the weighted mean of its group's trained models, anew each round; see `matfl`."""
 
     traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True, presence="coupled")
 
-    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        if len(updates) < 2:
-            return updates, state
-        return updates.replace(X=mixed_models(updates, self.matrix(updates))), state
-
-    def matrix(self, updates: Updates) -> Tensor:
-        """Return the weight of each row (column) for each row (K x K, rows sum to 1)."""
+    def matrix(self, updates: Updates, ctx: Ctx) -> Tensor:
         k = len(updates)
         if self.soft:
             M = (self._cosines(updates) + self.threshold).clamp(min=0)
@@ -205,7 +199,7 @@ def cosine_mixing(G: Tensor, tau: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CosineMix(settings.CosineMixSettings, Stage):
+class CosineMix(settings.CosineMixSettings, ModelMix):
     """Every trained model w = base + X becomes sum_j W_kj w_j, W_k = softmax over j of cos(w_k, w_j) / tau.
 
     Models are compared in the blocks that they have. A zero model has cosine 0 with all others. Only participants are
@@ -214,11 +208,8 @@ class CosineMix(settings.CosineMixSettings, Stage):
 
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="row")
 
-    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        if len(updates) < 2:
-            return updates, state
-        W = cosine_mixing(gram(updates.replace(X=models(updates))), self.tau)
-        return updates.replace(X=mixed_models(updates, W)), state
+    def matrix(self, updates: Updates, ctx: Ctx) -> Tensor:
+        return cosine_mixing(gram(updates.replace(X=models(updates))), self.tau)
 
 
 @dataclass(frozen=True)
@@ -253,20 +244,18 @@ class TaskLeaders(settings.TaskLeadersSettings, Stage):
 
 
 @dataclass(frozen=True)
-class SingleTaskModels(settings.SingleTaskModelsSettings, Stage):
+class SingleTaskModels(settings.SingleTaskModelsSettings, ModelMix):
     """Each row gets the mean of its tasks' models; that of a task is a mean of all trained models; see `fedpmt`."""
 
     traits = Traits("mix", reads={"X", "base", "weight", "extra:tasks"}, presence="row")
 
-    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        if len(updates) < 2:
-            return updates, state
+    def matrix(self, updates: Updates, ctx: Ctx) -> Tensor:
         held = [str(tasks).split(",") for tasks in updates.extra["tasks"]]
         names = sorted({task for tasks in held for task in tasks})
         holds = torch.tensor([[task in tasks for task in names] for tasks in held], dtype=torch.float64)
         parts = (holds + self.attenuation * (1 - holds)) * updates.weight.cpu()[:, None]
         of_task = parts / parts.sum(0).clamp(min=torch.finfo(torch.float64).tiny)
-        return updates.replace(X=mixed_models(updates, holds / holds.sum(1, keepdim=True) @ of_task.t())), state
+        return holds / holds.sum(1, keepdim=True) @ of_task.t()
 
 
 def agreement(updates: Updates, direction: Tensor) -> Tensor:

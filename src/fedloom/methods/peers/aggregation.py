@@ -19,7 +19,7 @@ from fedloom.core.combine import Switch
 from fedloom.core.context import Broadcast, Ctx, Fields, State
 from fedloom.core.errors import RecipeError
 from fedloom.core.layout import Layout
-from fedloom.core.mean import mixed_models, weighted_mean
+from fedloom.core.mean import ModelMix, weighted_mean
 from fedloom.core.outline import Box
 from fedloom.core.settings.section import BelowOne, Natural, NonNegative
 from fedloom.core.stage import Stage, Traits, every
@@ -181,21 +181,18 @@ class OnGraph(Stage):
 
 
 @dataclass(frozen=True)
-class Gossip(OnGraph):
+class Gossip(OnGraph, ModelMix):
     """Gossip: every trained model becomes a mean of itself and its neighbours, with Metropolis weights; see `dpsgd`."""
 
     every: Natural = 0
     traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="coupled")
 
-    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        if len(updates) < 2:
-            return updates, state
-        graph = self.graph([client for client, _ in updates.rows], ctx, self.every)
-        return updates.replace(X=mixed_models(updates, torch.from_numpy(metropolis(graph)))), state
+    def matrix(self, updates: Updates, ctx: Ctx) -> Tensor:
+        return torch.from_numpy(metropolis(self.graph([client for client, _ in updates.rows], ctx, self.every)))
 
 
 @dataclass(frozen=True)
-class SimilarityMix(SimilarityMixSettings, Stage):
+class SimilarityMix(SimilarityMixSettings, ModelMix):
     """Every trained model becomes a mean of itself and the `top` most similar, by similarity; see `dfmtl`.
 
     Tasks have equal weights. Without the extra "tasks" only updates count, over the columns that the stage sees.
@@ -203,20 +200,7 @@ class SimilarityMix(SimilarityMixSettings, Stage):
 
     traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"}, presence="coupled")
 
-    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        if len(updates) < 2:
-            return updates, state
-        W = self.matrix(updates)
-        names = [client for client, _ in updates.rows]
-        weights = {
-            name: {other: w for other, w in zip(names, row, strict=True) if w > 0}
-            for name, row in zip(names, W.tolist(), strict=True)
-        }
-        ctx.record("mixing", {"weights": weights})
-        return updates.replace(X=mixed_models(updates, W)), state
-
-    def matrix(self, updates: Updates) -> Tensor:
-        """Return W (K x K, float64, rows sum to 1)."""
+    def matrix(self, updates: Updates, ctx: Ctx) -> Tensor:
         names = [client for client, _ in updates.rows]
         parts = {"gradient": gradient(updates.X)}
         alpha = self.alpha if "tasks" in updates.extra else 0.0
@@ -224,14 +208,14 @@ class SimilarityMix(SimilarityMixSettings, Stage):
             held = {n: str(t).split(",") for n, t in zip(names, updates.extra["tasks"], strict=True)}
             parts["overlap"] = overlap(task_weights({n: dict.fromkeys(tasks, 1.0) for n, tasks in held.items()}))
         S = combined(parts, {"overlap": alpha, "gradient": 1 - alpha})
-        W = torch.zeros(len(names), len(names), dtype=torch.float64)
+        how: Any = {"include_self": self.include_self, "step": self.step}
+        mixes: dict[str, dict[str, float]] = {}
         for i, own in enumerate(names):
             similarity = {other: float(S[i, j]) for j, other in enumerate(names) if j != i}
-            weights = soft_weights(
-                own, similarity, top_k(similarity, self.top), include_self=self.include_self, step=self.step
-            )
-            W[i] = torch.tensor([weights.get(other, 0.0) for other in names], dtype=torch.float64)
-        return W
+            weights = soft_weights(own, similarity, top_k(similarity, self.top), **how)
+            mixes[own] = {other: w for other in names if (w := weights.get(other, 0.0)) > 0}
+        ctx.record("mixing", {"weights": mixes})
+        return torch.tensor([[mixes[i].get(j, 0.0) for j in names] for i in names], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
