@@ -656,3 +656,17 @@ def test_a_name_that_a_grid_and_a_recipe_have_is_the_grids(capsys: pytest.Captur
     assert capsys.readouterr().err == (
         "warning: benchmarks/har is the name of a grid and of a recipe: this takes the grid\n"
     )
+
+
+def test_a_file_with_keys_that_only_a_grid_has_is_a_grid(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    for like, keys, bases in (
+        ("claims/feddea-digits", "seeds: [5]", list(load_grid("claims/feddea-digits").bases)),
+        ("digits-tasks", "training.rounds: 2", ["fedavg"]),
+        ("benchmarks/digits", "training.rounds: 2", ["fedavg"]),  # the name of a recipe and of a grid
+    ):
+        file.write_text(f"like: {like}\nname: mine\n{keys}\n")
+        assert list(as_grid(str(file)).bases) == bases
+    file.write_bytes(b"na\xefme: x\n")
+    with pytest.raises(RecipeError, match=r"mine.yaml: 'utf-8' codec can't decode byte 0xef"):
+        as_grid(str(file))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -232,7 +231,7 @@ def benchmark(source: Source, as_json: shared.Json = False) -> None:
 def _is_grid(source: str) -> bool:
     """Return whether a source is a grid: a folder, a packaged name that no recipe has, or a file with `bases`."""
     from fedloom.federation.recipes import loader
-    from fedloom.study.grid import FILE, HOME, default_folder, load_grid, names, ran, takes_name
+    from fedloom.study.grid import FILE, default_folder, in_file, load_grid, names, ran, takes_name
 
     if (Path(source) / FILE).is_file() or source in ran():
         return True
@@ -241,10 +240,7 @@ def _is_grid(source: str) -> bool:
         return takes_name(source) if is_run else source not in loader.names()
     if not Path(source).exists():
         return source not in loader.names()
-    with suppress(UserError):
-        value = loader.read(source, "grid", HOME).value
-        return isinstance(value, dict) and "bases" in value
-    return False
+    return in_file(source)
 
 
 def _opened(source: str, at: str | None) -> tuple[Grid, Path]:

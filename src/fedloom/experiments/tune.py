@@ -25,7 +25,6 @@ from fedloom.core.grouping import nested
 from fedloom.core.server import ServerRule
 from fedloom.core.settings.section import FIXED, Count, Problems, Section, value_at
 from fedloom.core.settings.trust import Origin
-from fedloom.core.settings.yaml import parse
 from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner
 from fedloom.federation.recipes import loader
 from fedloom.federation.recipes.loader import changed, load, texts
@@ -33,7 +32,19 @@ from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build_method
 from fedloom.federation.runs.reader import TaskMetric
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.grid import FILE, Changes, Grid, cells, load_grid, names, parts_of, recipes, takes_name, write
+from fedloom.study.grid import (
+    FILE,
+    Changes,
+    Grid,
+    cells,
+    in_file,
+    load_grid,
+    names,
+    parts_of,
+    recipes,
+    takes_name,
+    write,
+)
 from fedloom.study.output import Records
 from fedloom.study.results import SIGNED, Values, of_grid
 from fedloom.study.statistics import delta_m
@@ -363,8 +374,7 @@ def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
     """Return a grid by name or file; a recipe's has its method alone. Raises RecipeError where there is neither."""
     if not Path(source).exists() and source not in (known := (*loader.names(), *names())):
         raise RecipeError(f"no recipe or grid {source!r}: neither a file nor a packaged one.{nearest(source, known)}")
-    beside = Path(source).is_file() and "bases" not in (parse(Path(source).read_text("utf-8"), source) or {})
-    if takes_name(source) or not (source in loader.names() or beside):
+    if takes_name(source) or not (source in loader.names() or (Path(source).is_file() and not in_file(source))):
         return load_grid(source, changes)
     recipe = loader.load(source, changes)
     value = recipe.model_dump(mode="json")

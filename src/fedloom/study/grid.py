@@ -271,6 +271,18 @@ def takes_name(name: str) -> bool:
     return is_grid
 
 
+def in_file(source: str) -> bool:
+    """Return whether a file has a grid: keys that only a grid has, its own or those of what it is `like`.
+
+    What both a recipe and a grid are called, such as `like: benchmarks/digits`, counts as the recipe.
+    """
+    for kind, home in (("recipe", loader.HOME), ("grid", HOME)):
+        with suppress(RecipeError):
+            value = loader.read(source, kind, home).value
+            return isinstance(value, dict) and bool(value.keys() & (Grid.model_fields.keys() - Recipe.model_fields))
+    return False
+
+
 def summary(name: str) -> str:
     """Return the first comment line of a packaged grid."""
     return loader.summary(name, HOME)
