@@ -17,6 +17,7 @@ from fedloom.core.settings.section import Checked, NonNegative
 from fedloom.core.updates import Updates
 from fedloom.models.changes import ConstantHead
 from fedloom.models.tasks.task import Task
+from fedloom.training.attack import Attack as Attack  # where attacks of users look for it
 from fedloom.training.config import Optimizer
 from fedloom.training.flat import FeatureRecorder
 
