@@ -241,7 +241,7 @@ def digit_files(
     """Digits of several origins as domains of one task `label` (10 classes), each with its own train and test part.
 
     ROOT holds, as torchvision leaves them, MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte (or .gz), usps.bz2
-    and usps.t.bz2, {train,test}_32x32.mat (SVHN; needs scipy) and syn/{train,val}/CLASS/IMAGE (needs pillow). Each may
+    and usps.t.bz2, {train,test}_32x32.mat (SVHN) and syn/{train,val}/CLASS/IMAGE (needs pillow). Each may
     also lie in a folder called like its domain. Grey images are repeated; all are resized to `size` x `size`, uint8.
 
     In training, images are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with

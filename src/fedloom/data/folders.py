@@ -219,9 +219,10 @@ def picture(file: Path, field: str, colour: bool) -> Array:
 
 def matlab(file: Path, key: str, simple: bool = False) -> Any:
     """Read one variable of a MATLAB file (up to version 7.2). DataError where it cannot be read or is absent."""
-    library = need("scipy.io", "data")
+    from scipy import io
+
     with parsing(f"{file}, {key}: cannot be read"):
-        content = library.loadmat(file, variable_names=[key], simplify_cells=simple)
+        content = io.loadmat(file, variable_names=[key], simplify_cells=simple)
     if key not in content:
         raise DataError(f"{file}: expected a variable {key!r}, found none")
     return content[key]

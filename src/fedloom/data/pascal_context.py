@@ -178,7 +178,9 @@ def parts_of(files: tuple[Path, ...], size: tuple[int, ...], parts: int) -> Arra
 
 def edges_of(labels: Array) -> Array:
     """Return thin boundaries (H x W, bool) of a map of labels: its non-zero Laplacian (4 neighbours), thinned."""
-    laplacian = need("scipy.ndimage", "data").laplace(labels.astype(np.int64), mode="mirror")
+    from scipy import ndimage
+
+    laplacian = ndimage.laplace(labels.astype(np.int64), mode="mirror")
     return np.asarray(need("skimage.morphology", "data").thin(laplacian != 0))
 
 

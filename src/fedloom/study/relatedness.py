@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedloom.core.lazy import need
 from fedloom.core.taskvectors import Zeros, choose, sign_similarity
 from fedloom.study.agreement import Array, array
 
@@ -357,16 +356,16 @@ def wte_embeddings(inputs: Sequence[Any], labels: Sequence[Any], *, reference: i
 
 def plan(cost: Any) -> Array:
     """Compute the optimal transport plan (n x m) between uniform weights for a cost matrix; its entries sum to 1."""
+    from scipy import optimize, sparse
+
     C = array(cost).astype(np.float64)
     n, m = C.shape
-    optimize = need("scipy.optimize", "data")
     if n == m:
         P = np.zeros((n, n))
         P[optimize.linear_sum_assignment(C)] = 1 / n
         return P
     if min(n, m) == 1:
         return np.full((n, m), 1 / (n * m))
-    sparse = need("scipy.sparse", "data")
     sums = sparse.vstack([sparse.kron(sparse.eye(n), np.ones((1, m))), sparse.kron(np.ones((1, n)), sparse.eye(m))])
     weights = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
     scale = float(C.max()) or 1.0

@@ -1,8 +1,7 @@
 """Means over seeds with intervals by Student's t, and changes against a baseline in percent.
 
-Free of scipy and torch, so that every table has them.
-
-Tests over few seeds: paired differences with effect sizes, Holm's correction, ranks, verdicts. Free of torch.
+Tests over few seeds: paired differences with effect sizes, Holm's correction, ranks, verdicts. Free of torch; SciPy is
+imported where it computes, because a table of one seed needs none of it.
 
 Sources: Cohen, Statistical Power Analysis (1988); Cumming, Understanding the New Statistics (2012), d_av; Hedges,
 Distribution theory for Glass's estimator (1981); Holm, A simple sequentially rejective procedure (1979); Wilcoxon,
@@ -16,10 +15,9 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import NormalDist, fmean, mean, stdev, variance
+from statistics import fmean, mean, stdev, variance
 from typing import Literal, TypeVar
 
-from fedloom.core.lazy import need
 from fedloom.federation.runs.reader import POOLED
 
 Name = TypeVar("Name", bound=Hashable)
@@ -89,52 +87,30 @@ def clear_best(estimates: Mapping[Name, Estimate], direction: str) -> set[Name]:
     Equal numbers share the place. A number without an interval, as of one seed, counts as it is. The result is empty
     where there is nothing to choose from, or where intervals meet.
     """
-    known = {name: of for name, of in estimates.items() if not math.isnan(of.mean)}
+    halves = {name: 0.0 if math.isnan(of.half) else of.half for name, of in estimates.items()}
+    known = {name: of.mean for name, of in estimates.items() if not math.isnan(of.mean)}
     if len(estimates) < 2 or not known:
         return set()
-    top = (max if direction == "max" else min)(of.mean for of in known.values())
-    best = {name for name, of in known.items() if of.mean == top}
-    reach = max(_reach(known[name]) for name in best)
-    is_clear = all(abs(of.mean - top) > reach + _reach(of) for name, of in known.items() if name not in best)
+    top = (max if direction == "max" else min)(known.values())
+    best = {name for name, mean in known.items() if mean == top}
+    reach = max(halves[name] for name in best)
+    is_clear = all(abs(mean - top) > reach + halves[name] for name, mean in known.items() if name not in best)
     return best if is_clear else set()
-
-
-def _reach(of: Estimate) -> float:
-    return 0.0 if math.isnan(of.half) else of.half
 
 
 def two_sided(t: float, freedom: int) -> float:
     """Return P(|T| >= |t|) for T with `freedom` >= 1 degrees of freedom; t may be infinite."""
-    share = 1 / (1 + t * t / freedom)
-    return _beta(share, t * t / freedom * share if share else 1.0, freedom / 2, 0.5)
+    from scipy import special
+
+    return 2 * float(special.stdtr(freedom, -abs(t)))
 
 
 @cache
 def bound(level: float, freedom: int) -> float:
-    """Return the t >= 0 with P(|T| >= t) = `level`, 0 < level <= 1, by bisection to the last bit."""
-    low, high = 0.0, 1.0
-    while two_sided(high, freedom) > level:
-        low, high = high, 2 * high
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if two_sided(middle, freedom) > level else (low, middle)
-    return high
+    """Return the t >= 0 with P(|T| >= t) = `level`, 0 < level <= 1."""
+    from scipy import special
 
-
-def _beta(x: float, y: float, a: float, b: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b), y = 1 - x.
-
-    A power series with positive terms, on the side of the mean where it converges fast (Abramowitz and Stegun 1964,
-    26.5.2 and 15.3.3 for 26.5.23).
-    """
-    if x * b > y * a:  # x > a / (a + b), written so that rounding cannot send it back and forth
-        return 1 - _beta(y, x, b, a)
-    term = total = 1 / a
-    n = 0
-    while term > total * 1e-17:
-        term *= x * (a + b + n) / (a + 1 + n)
-        total += term
-        n += 1
-    return total * x**a * y**b * math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b))
+    return -float(special.stdtrit(freedom, level / 2))
 
 
 def delta_terms(
@@ -178,7 +154,6 @@ NOISE = 1e-12
 
 POWER = 0.8
 """The power for which the detectable gain is stated."""
-_STEPS = 1000  # of Simpson's rule
 
 
 @dataclass(frozen=True)
@@ -357,7 +332,8 @@ def ranking(blocks: Sequence[Mapping[str, float]]) -> Ranking:
     rows = [[block.get(name, math.nan) for name in names] for block in blocks]
     if any(set(block) != set(names) for block in blocks) or any(math.isnan(v) for row in rows for v in row):
         raise ValueError("every block needs a number of every method")
-    stats = need("scipy.stats", "report")
+    from scipy import stats
+
     k, n = len(names), len(blocks)
     each = [[float(r) for r in stats.rankdata([-v for v in row])] for row in rows]
     means = {name: fmean(row[at] for row in each) for at, name in enumerate(names)}
@@ -465,27 +441,8 @@ def detectable_gain(half: float, n: int) -> float:
 
 @cache
 def shift(freedom: int) -> float:
-    """Return that mean in standard errors, by bisection of `power`."""
-    low, high = 0.0, 2 * bound(LEVEL, freedom) + 10
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(middle, freedom) < POWER else (low, middle)
-    return high
+    """Return that mean in standard errors: T of the noncentral t distribution is above the bound with 80 % then."""
+    from scipy import optimize, special
 
-
-def power(mean: float, freedom: int) -> float:
-    """Return the probability that a two-sided t-test at 5 % finds a positive mean of this many standard errors.
-
-    P(T > t) of the noncentral t distribution, integrated over the standard error by Simpson's rule.
-    """
-    t, normal, scale = bound(LEVEL, freedom), NormalDist(), math.sqrt(freedom)
-    width = (scale + 10) / _STEPS
-    constant = (1 - freedom / 2) * math.log(2) - math.lgamma(freedom / 2)
-
-    def at(x: float) -> float:
-        logarithm = (freedom - 1) * math.log(x) + constant - x * x / 2  # the power alone leaves the range of floats
-        return math.exp(logarithm) * normal.cdf(mean - t * x / scale)
-
-    inner = math.fsum((4 if step % 2 else 2) * at(step * width) for step in range(1, _STEPS))
-    first = math.exp(constant) * normal.cdf(mean) if freedom == 1 else 0.0  # at 0, of which there is no logarithm
-    return width / 3 * (first + inner + at(_STEPS * width))
+    t = bound(LEVEL, freedom)  # scipy's own inverse, nctdtrinc, is right to 8 digits only
+    return float(optimize.brentq(lambda mean: special.nctdtr(freedom, mean, t) - (1 - POWER), 0, 2 * t + 10))

@@ -298,7 +298,7 @@ class FairGrad(settings.FairGradSettings, Weighting):
     traits = _EQUAL
 
     def weighting(self, p: Tensor) -> Any:
-        return _library("scipy").FairGradWeighting(self.alpha)
+        return _library().FairGradWeighting(self.alpha)
 
     def weights(self, G: Tensor, p: Tensor) -> Tensor:
         w = super().weights(G, p)

@@ -109,8 +109,9 @@ def fine_clusters(names: Sequence[str], similarity: Tensor, threshold: float = 0
     order, S = _sorted(names, similarity)
     if len(order) < 2:
         return (tuple(order),) if order else ()
-    hierarchy = need("scipy.cluster.hierarchy", "data")
-    distance = need("scipy.spatial.distance", "data")
+    from scipy.cluster import hierarchy
+    from scipy.spatial import distance
+
     D = 1 - S
     D[range(len(D)), range(len(D))] = 0.0
     tree = hierarchy.linkage(distance.squareform(D.clip(min=0.0)), "average")

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedloom.core.errors import DataError, RecipeError
-from fedloom.core.lazy import need
 from fedloom.models.tasks.edges import Bools, Floats, faded, pairs, suppress, thin
 from fedloom.models.tasks.labels import log_share
 from fedloom.models.tasks.task import IGNORE, Direction, Metric, Task
@@ -487,7 +486,7 @@ class OdsF(Measure):
     as predictions are, so that a perfect map scores 1 also where labels are wider than a pixel.
     The image is the smallest box around the pixels that have a label, so padding with 255 changes nothing.
     `thresholds`: their number, at equal steps between 0 and 1; the benchmark has 99. `protocol` "seism" fades
-    predictions towards the border, as the public code of the benchmark does (see `faded`). Needs scipy.
+    predictions towards the border, as the public code of the benchmark does (see `faded`).
     """
 
     kind = "odsf"
@@ -496,7 +495,6 @@ class OdsF(Measure):
     def __init__(self, max_dist: float = 0.0075, thresholds: int = 99, protocol: Protocol = "plain") -> None:
         if not max_dist > 0:
             raise ValueError(f"max_dist: expected a number above 0, found {max_dist}")
-        need("scipy.ndimage", "data")
         self.max_dist, self.protocol = max_dist, protocol
         self.levels = levels(thresholds).numpy()
         self.hits, self.predicted = (torch.zeros(thresholds, dtype=torch.int64) for _ in range(2))
@@ -504,7 +502,8 @@ class OdsF(Measure):
 
     def update(self, pred: Tensor, target: Tensor) -> None:
         """Take logits B x 1 x H x W and labels; those from 0.5 up are edges."""
-        ndimage = need("scipy.ndimage", "data")
+        from scipy import ndimage
+
         y, valid = read_binary(target.cpu(), pred)
         for one, truth, known in zip(probability(pred).cpu().numpy(), (y >= 0.5).numpy(), valid.numpy(), strict=True):
             for box in ndimage.find_objects(known.astype(np.int8)):  # one, or none

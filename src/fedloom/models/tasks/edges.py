@@ -12,8 +12,6 @@ from copy import copy
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.core.lazy import need
-
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,7 +23,8 @@ def suppress(soft: Floats) -> Floats:
     Across is the direction in which the map, smoothed with a Gaussian of 2 pixels, is curved the most: downwards on a
     crest, upwards beside it. Equal neighbours stay, as thinning deals with them.
     """
-    ndimage = need("scipy.ndimage", "data")
+    from scipy import ndimage
+
     xx, xy, yy = (ndimage.gaussian_filter(soft, 2.0, order, mode="nearest") for order in ((0, 2), (1, 1), (2, 0)))
     across = 0.5 * np.arctan2(2 * xy, xx - yy) + np.where(xx + yy < 0, np.pi / 2, 0)
     y, x = np.indices(soft.shape)
@@ -104,7 +103,9 @@ def _two(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def pairs(maps: Bools, truth: Bools, radius: float) -> Ints:
     """Return, for each map of N x H x W, the most one-to-one pairs with pixels of `truth` (H x W) within `radius`
     pixels. Right for any maps, and fast where most pixels of a map are in all maps before it too."""
-    inside, tree = maps.any(0), need("scipy.spatial", "data").KDTree(np.argwhere(truth))
+    from scipy import spatial
+
+    inside, tree = maps.any(0), spatial.KDTree(np.argwhere(truth))
     near: list[list[int]] = tree.query_ball_point(np.argwhere(inside), radius).tolist()
     matching = Matching([ends for ends in near if ends], tree.n)
     # A pixel that is in a map and in all before it stays to the end, when maps are taken from the last to the first.

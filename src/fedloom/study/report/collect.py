@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedloom.core.errors import StateError, UserError
+from fedloom.core.errors import StateError
 from fedloom.core.grouping import grouped
 from fedloom.core.outline import Outline
 from fedloom.federation.runs.reader import Run, TaskMetric, human_bytes, mean_of
@@ -121,7 +121,7 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
         results = results_of(grid, folder, known={cell: run for cell, run in runs.items() if run.is_finished})
         table = tabulate(grid, folder, results=results)
         own, methods = methods_of(grid, results)
-        with suppress(UserError):  # one method, or without scipy
+        with suppress(StateError):  # one method
             ranks = ranked(results)
     except StateError as error:
         problem = str(error)
