@@ -60,7 +60,7 @@ def grid(
     ] = None,
 ) -> None:
     """Run all cells and seeds of a grid that have not finished yet. Interrupted runs are resumed."""
-    from fedloom.study.grid import FILE, default_folder, load_grid
+    from fedloom.study.grid import FILE, GRIDS, load_grid
 
     if name is None:
         _list(as_json)
@@ -72,7 +72,7 @@ def grid(
             f"--benchmark: {name} is a grid's folder, whose benchmark cannot change; give the grid's name or file"
         )
     opened = load_grid(Path(name) / FILE if continues else name, changes or (), benchmark=benchmark)
-    folder = out or (Path(name) if continues else default_folder(opened))
+    folder = out or (Path(name) if continues else GRIDS / opened.name)
     from fedloom.experiments.grid_run import prepare, progress, run_prepared
 
     with shared.interruptible(folder / FILE, f"continue with: fedloom grid {folder}"):

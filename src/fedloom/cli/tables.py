@@ -231,12 +231,12 @@ def benchmark(source: Source, as_json: shared.Json = False) -> None:
 def _is_grid(source: str) -> bool:
     """Return whether a source is a grid: a folder, a packaged name that no recipe has, or a file with `bases`."""
     from fedloom.federation.recipes import loader
-    from fedloom.study.grid import FILE, default_folder, in_file, load_grid, names, ran, takes_name
+    from fedloom.study.grid import FILE, GRIDS, in_file, load_grid, names, ran, takes_name
 
     if (Path(source) / FILE).is_file() or source in ran():
         return True
     if source in names():  # a name that a recipe shares means the grid only if the grid has run
-        is_run = source in loader.names() and (default_folder(load_grid(source)) / FILE).is_file()
+        is_run = source in loader.names() and (GRIDS / load_grid(source).name / FILE).is_file()
         return takes_name(source) if is_run else source not in loader.names()
     if not Path(source).exists():
         return source not in loader.names()

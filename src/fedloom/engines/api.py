@@ -33,7 +33,6 @@ from fedloom.engines.result import Result, model_file, trained_models
 from fedloom.federation.recipes.draft import MODELS
 from fedloom.federation.recipes.loader import load, read
 from fedloom.federation.recipes.objects import separated, undone, with_keywords, without_method
-from fedloom.federation.recipes.runtime import Runtime
 from fedloom.federation.recipes.schema import GIVEN, Recipe, described
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
@@ -132,7 +131,7 @@ def run(
     if not isinstance(folder, str | Path | None):
         raise RecipeError(f"run: folder={found(folder)} found, expected a path; give the model as model=")
     recipe = _ready(recipe_of(what, model, method, overrides, **options))
-    engine = engine or engine_of(recipe.runtime)
+    engine = engine or resolve_name(ENGINES[recipe.runtime.engine])()
     warn, progress = progress is None, _reports(progress)
     path = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     try:
@@ -203,7 +202,7 @@ def resume(
         recipe, changed = _extended(path, recipe, overrides, options)
     recipe = recipe.holding(**{key: thing for key, thing in objects.items() if thing is not None})
     without_method(recipe.method)
-    engine = engine or engine_of(recipe.runtime)
+    engine = engine or resolve_name(ENGINES[recipe.runtime.engine])()
     if (accept_changes or changed) and recipe.runtime.engine != "process":
         what = "--accept-changes works" if accept_changes else f"{', '.join(changed)} can be changed"
         raise StateError(f"{folder}: {what} only with runtime.engine: process, found {recipe.runtime.engine}")
@@ -358,8 +357,3 @@ class Engine:
         self.show(built, executor, folder.path, final)
         folder.describe(built.about, status(state), state["round"], final["round"])
         return status(state)
-
-
-def engine_of(runtime: Runtime) -> Engine:
-    """Return the engine that a recipe names."""
-    return resolve_name(ENGINES[runtime.engine])()

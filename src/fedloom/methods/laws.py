@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ COHORTS = (("c0", "c1", "c2", "c3", "c4"), ("c0", "c2"), ("c1", "c3", "c4"), ("c
 """The clients that take part in each round."""
 Beside = Mapping[str, Mapping[str, Any]]
 """Name of an extra -> client -> its value."""
+_close = partial(torch.allclose, rtol=1e-9, atol=1e-12)
 
 
 def check(thing: Stage | Method, beside: Beside | None = None) -> None:
@@ -200,7 +202,3 @@ def _alike(one: Updates, other: Updates, swap: Mapping[str, str]) -> bool:
         if row not in other.rows or not _close(x, other.X[other.rows.index(row)]):
             return False
     return True
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-9, atol=1e-12)

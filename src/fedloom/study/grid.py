@@ -40,6 +40,8 @@ SETTINGS = ("training", "evaluation", "runtime")
 """Sections of a recipe that every recipe has and that are no choice among names: each key is a setting of its own."""
 SMALLEST = 1.0
 """The smallest change in percent that counts, where nothing else is stated."""
+GRIDS = Path("grids")
+"""The folder of the folders, by name, in which grids run by default."""
 NO_VALIDATION = "at is best-validation, and there is no validation score to choose a round by"
 
 Changes = dict[str, Any]
@@ -541,7 +543,7 @@ def open_folder(source: str | Path) -> tuple[Grid, Path]:
                 f"{choices('Grids', str(source), sorted(known))}"
             )
         now = load_grid(source)
-        folder = default_folder(now)
+        folder = GRIDS / now.name
         if not (folder / FILE).is_file():
             raise StateError(
                 f"grid {source} has not been run in {folder}: run `fedloom grid {source}`, or name a folder"
@@ -584,14 +586,6 @@ def runs_in(source: Path) -> list[Path]:
     if not folders:
         raise StateError(f"no cell of grid {grid.name} with seed {grid.seeds[0]} has finished in {folder}")
     return folders
-
-
-GRIDS = Path("grids")
-
-
-def default_folder(grid: Grid) -> Path:
-    """Return the folder in which a grid runs by default."""
-    return GRIDS / grid.name
 
 
 def refused_in(folder: Path) -> dict[str, str]:

@@ -327,7 +327,7 @@ def verify(folder: Path, info: Mapping[str, Any]) -> None:
 
 
 def verify_model(folder: Path) -> None:
-    """Return the same for model.safetensors, which readers of numbers do not open."""
+    """Raise the same for model.safetensors, which readers of numbers do not open."""
     stated = read_info(folder).get("files", {}).get(MODEL) if (folder / "run.json").is_file() else None
     if stated is not None and sum_of(folder / MODEL) != stated:
         raise StateError(_CHANGED.format(folder / MODEL))
@@ -502,7 +502,7 @@ def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
     with file.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if torn:
-                break
+                raise StateError(f"{file}, line {torn}: expected the JSON of a round")
             try:
                 value = unpacked(_loaded(line))
                 result[int(value["round"])] = value
@@ -510,6 +510,4 @@ def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
                 torn = number
                 continue
             check(file.name, value, f"{file}, line {number}")
-        else:
-            return tuple(result.values())
-    raise StateError(f"{file}, line {torn}: expected the JSON of a round")
+    return tuple(result.values())

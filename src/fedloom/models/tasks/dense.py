@@ -382,7 +382,7 @@ class _BestF(Measure):
 
     beta2: ClassVar[float]
 
-    def __init__(self, thresholds: int) -> None:
+    def __init__(self, thresholds: int = 99) -> None:
         self.levels = levels(thresholds)
         # Per number of thresholds that a pixel reaches: how many other and how many positive pixels.
         self.counts = torch.zeros(2, thresholds + 1, dtype=torch.int64)
@@ -462,9 +462,6 @@ class PlainEdgeF(_BestF):
     kind = "edge_f_plain"
     beta2 = 1.0
     AT_HALF: ClassVar = ("edge_precision", "edge_recall", "edge_f1")
-
-    def __init__(self, thresholds: int = 99) -> None:
-        super().__init__(thresholds)
 
     def all(self) -> dict[str, float]:
         """Return `edge_f_plain` and the numbers at 0.5; 0 where there is nothing to find or nothing was found."""
