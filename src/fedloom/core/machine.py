@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedloom.core.errors import InUseError, UserError
+from fedloom.core.errors import InUseError, UserError, line_of
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # in glibc's malloc.h
 
@@ -50,6 +50,11 @@ def need_memory(count: float, what: str) -> None:
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on the machine or on an accelerator."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in ("allocate memory", "out of memory"))
+
+
+def is_bug(error: Exception) -> bool:
+    """Return whether nobody else is to blame for an error: no input, not the system, not the user's own code."""
+    return not (isinstance(error, UserError | OSError) or out_of_memory(error) or line_of(error))
 
 
 def keep_memory() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import printable
+from fedloom.core.errors import first_of, printable
 
 _LARGEST = torch.finfo(torch.float32).max
 _MANY = 1 << 53
@@ -191,14 +191,50 @@ class Named(Untrusted):
         if value.keys() != self.fields.keys():
             listed = plain(", ".join(map(_repr, list(value)[:20])), _SHOWN)
             raise ValueError(f"expected {names}, found {listed or 'nothing'}")
-        read = {}
-        for name, each in self.fields.items():
-            try:
-                read[name] = each.read(value[name], sender)
-            except ValueError as error:
-                text = str(error)
-                raise ValueError(f"{name}{': ' if text.startswith('expected') else '.'}{text}") from None
-        return read
+        return _read(self.fields, value, sender)
+
+
+@dataclass(frozen=True)
+class Among(Untrusted):
+    """A mapping in which each of these names that is there has its own value; with `more`, others are not looked at."""
+
+    fields: Mapping[str, Untrusted]
+    more: bool = True
+
+    def read(self, value: Any, sender: Sender) -> Any:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"expected names with values, {_but(value)}")
+        if not self.more and (others := [name for name in value if name not in self.fields]):
+            raise ValueError(f"expected no {plain(_repr(others[0]), _SHOWN)}, known are {first_of(self.fields)}")
+        return _read({name: each for name, each in self.fields.items() if name in value}, value, sender)
+
+
+@dataclass(frozen=True)
+class Kind(Untrusted):
+    """A value of a type of Python's."""
+
+    kind: type = object
+
+    def read(self, value: Any, sender: Sender) -> Any:
+        if not isinstance(value, self.kind):
+            raise ValueError(f"expected a {self.kind.__name__}, {_but(value)}")
+        return value
+
+
+def like(value: Any) -> Untrusted:
+    """Return the requirements on what takes a value's place: its type or, of a tensor, shape and dtype, at each depth.
+
+    None stands for anything, and what is in `Among` is known.
+    """
+    if isinstance(value, Among):
+        return value
+    if isinstance(value, Tensor):
+        return Array(tuple(value.shape), value.dtype, exact=True)
+    if isinstance(value, Mapping):
+        return Among({name: like(each) for name, each in value.items()})
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Number()
+    return Kind(object if value is None else type(value))
 
 
 @dataclass(frozen=True)
@@ -208,6 +244,17 @@ class Nothing(Untrusted):
     def read(self, value: Any, sender: Sender) -> None:
         if value is not None:
             raise ValueError(f"expected nothing, {_but(value)}")
+
+
+def _read(fields: Mapping[str, Untrusted], value: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
+    read = {}
+    for name, each in fields.items():
+        try:
+            read[name] = each.read(value[name], sender)
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(f"{name}{': ' if text.startswith('expected') else '.'}{text}") from None
+    return read
 
 
 def _but(value: Any) -> str:

@@ -39,7 +39,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import complete, export, labels
 from fedloom.federation.rounds.progress import Progress, shown
 from fedloom.federation.rounds.round import Advance
-from fedloom.federation.rounds.rounds import initial_state, run_rounds, status
+from fedloom.federation.rounds.rounds import form_of, initial_state, run_rounds, status
 from fedloom.federation.rounds.showing import keep
 from fedloom.federation.rounds.worker import Executor, check_device, set_algorithms, set_torch
 from fedloom.federation.runs.folder import RunFolder
@@ -220,7 +220,8 @@ def resume(
         )
     with RunFolder(path, recipe.runtime.mirror, progress.warn) as run_folder:
         accepted = accept_changes or changed
-        state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accepted)
+        form = form_of(built, engine.initial(built))
+        state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accepted, form)
         ended = _go(engine, built, run_folder, state, progress)
     return _warned(Result(path, ended, built), warn)
 

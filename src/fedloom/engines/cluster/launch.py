@@ -34,7 +34,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import headline
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.round import Round
-from fedloom.federation.rounds.rounds import run_rounds, status
+from fedloom.federation.rounds.rounds import form_of, run_rounds, status
 from fedloom.federation.rounds.showing import keep
 from fedloom.federation.rounds.worker import Executor, Job, check_device, set_torch
 from fedloom.federation.runs.folder import MIRROR_FAILED, RunFolder
@@ -305,6 +305,7 @@ def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: Ex
         else RunFolder(path, built.recipe.runtime.mirror, progress.warn)
     )
     initial = partial(Engine().initial, built)
-    state = initial() if fresh else folder.continued(built.about, initial, progress.event)
+    form = form_of(built, initial())
+    state = initial() if fresh else folder.continued(built.about, initial, progress.event, form=form)
     folder.tracker = Tracking(built.about["recipe"], path, progress.event)
     return folder, state

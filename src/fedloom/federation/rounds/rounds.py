@@ -8,11 +8,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from fedloom.core.context import State, new_secret
 from fedloom.core.errors import StateError
+from fedloom.core.untrusted import Among, Untrusted, like
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.evaluation import constant_scores
 from fedloom.federation.rounds.measure import SEEN, Key, headline, measure, trained_records, unmeasured
+from fedloom.federation.rounds.messages import ALL
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.recovery import again, gave_up
 from fedloom.federation.rounds.round import Advance, Round, with_server
@@ -167,6 +171,27 @@ def initial_state(built: Built) -> State:
     initial, seed = layout.flatten(built.module).detach(), built.recipe.seed
     server = server_init(built.method, layout, initial, integer_buffers(built.module), seed)
     return {"round": 0, "server": server, "clients": {}, "early": None, "stopped": False}
+
+
+def form_of(built: Built, first: State) -> Untrusted:
+    """Return the form of the run's states, by the one before the first round, for a state that is read from a file.
+
+    What stages and clients keep is left out: only their own code knows its form.
+    """
+    names = built.federation.trainers
+
+    def server(state: State) -> State:
+        model, memory = state["model"], state["rule"][ALL].items()
+        vectors = like({name: x for name, x in memory if isinstance(x, Tensor) and x.shape == model.shape})
+        rule = Among(dict.fromkeys((ALL, *names), vectors), more=False)
+        personal = Among(dict.fromkeys(names, like(model)), more=False)
+        return {**state, "stage": None, "rule": rule, "personal": personal}
+
+    if "peers" in first:
+        peers = {name: like({**own, "server": server(own["server"])}) for name, own in first["peers"].items()}
+        return like({**first, "peers": Among(peers, more=False)})
+    clients = Among(dict.fromkeys(names, like({})), more=False)
+    return like({**first, "server": server(first["server"]), "clients": clients})
 
 
 def status(state: State) -> str:

@@ -26,7 +26,7 @@ from fedloom.federation.runs.recorded import digest_of, head_of, sum_of, text_of
 
 _FORMAT = 2
 _NAMES = ("{}.next", "{}", "{}.prev")
-UNREAD = (ArithmeticError, AttributeError, LookupError, RecursionError, SafetensorError, TypeError, ValueError)
+UNREAD = (ArithmeticError, AttributeError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError)
 """Errors from reading a checkpoint whose checksums are right and whose content `save` did not write."""
 
 
@@ -195,7 +195,8 @@ def load(
                 problems.append(f"{candidate.name} is damaged ({error})")
             except StateError as error:
                 problems.append(f"{path.name} cannot be used: {error}")
-        problems.append(f"{path.name} has no tensor file with its checksum, which is truncated, changed or missing")
+        if digest not in digests.values():
+            problems.append(f"{path.name} has no tensor file with its checksum, which is truncated, changed or missing")
     problem = "; ".join(problems) or f"no file {name}.json there"
     raise StateError(f"{folder}: no intact checkpoint {name!r}: {problem}")
 

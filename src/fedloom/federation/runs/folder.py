@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,10 +19,11 @@ from fedloom._version import __version__
 from fedloom.core.context import State
 from fedloom.core.errors import StateError, check_empty, check_links, first_of, naming, of_system, warn
 from fedloom.core.grouping import grouped
-from fedloom.core.machine import LOCK, locked
+from fedloom.core.machine import LOCK, is_bug, locked
 from fedloom.core.settings.section import differs, folder_name, value_at
 from fedloom.core.settings.trust import keep_run
 from fedloom.core.settings.yaml import to_yaml
+from fedloom.core.untrusted import Among, Exactly, Sender, Untrusted
 from fedloom.data.partition import Partition
 from fedloom.federation.recipes.loader import dump
 from fedloom.federation.recipes.runtime import EarlyStopping
@@ -83,6 +85,8 @@ class RunFolder:
         self._written: dict[str, tuple[int, Any]] = {}  # log -> (bytes, running checksum) of what it holds
         self._named: int | None = None  # the best round that the newest checkpoint names
         self._unsynced: set[str] = set()  # logs with lines that may not be on the disk yet
+        self._form: Untrusted | None = None  # of the states of a run that goes on
+        self._read: State | None = None  # the last state that such a run has read, while parts of it are in use
         self._lock = ExitStack()
         check_links((*path.glob("*"), *path.glob("predictions/*")))  # links of Weights & Biases are its own
         self._refuse_other_mirror()
@@ -91,8 +95,15 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close(ok=error[0] is None)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(ok=error is None)
+        if self._read is not None and isinstance(error, Exception) and is_bug(error):
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise StateError(
+                f"{self.path}: the run cannot continue from its checkpoint (state.json), which holds what this method "
+                f"cannot read. If nothing but fedloom wrote it, please report this as a bug: {type(error).__name__}: "
+                f"{error} ({Path(frame.filename).name}, line {frame.lineno})"
+            ) from error
 
     def close(self, ok: bool = True) -> None:
         """Let other processes open the folder. `ok` is False if an error ended the run."""
@@ -312,6 +323,8 @@ class RunFolder:
         the round's number, and stays until no checkpoint of the rest asks for it. So does a best state, `name` "best",
         which is saved before the first state that names its round."""
         round_ = state["round"]
+        if self._read is not None and _parts(self._read).isdisjoint(_parts(state)):
+            self._read = None
         file = name if name == "state" else f"{name}-{round_}"
         self._sync()
         # peers first: the rest names their round, so a crash in between leaves a checkpoint that has all it names
@@ -361,10 +374,14 @@ class RunFolder:
             return None
 
         def whole(tree: State, labels: Mapping[str, Any]) -> State:
-            if "peers" not in tree:
-                return tree
             kind, number = name.partition("-")[0], labels["round"]
-            return {**tree, "peers": {peer: self._own(_peer(home, peer), kind, number) for peer in tree["peers"]}}
+            Among({"round": Exactly(number)}).read(tree, Sender())
+            if "peers" in tree:
+                tree = {**tree, "peers": {peer: self._own(_peer(home, peer), kind, number) for peer in tree["peers"]}}
+            if self._form is not None:
+                self._form.read(tree, Sender())
+                self._read = tree
+            return tree
 
         return checkpoint.load(home, name, newest=lambda head: int(head["round"]), complete=whole)
 
@@ -384,8 +401,10 @@ class RunFolder:
         initial: Callable[[], State],
         tell: Callable[[str], None],
         accept: bool | Collection[str] = False,
+        form: Untrusted | None = None,
     ) -> State:
-        """Return the state to go on from, `initial` where nothing was saved; cut off lines of rounds after it.
+        """Return the state to go on from, of this `form`, or `initial` where nothing was saved; cut off lines of rounds
+        after it.
 
         An accepted change of the recipe is written, and is an event of the next round. `tell` hears of damaged
         checkpoints. Raises StateError where the run is not what it was (`check`), or checkpoints are gone.
@@ -396,6 +415,7 @@ class RunFolder:
             else:
                 (self.path / recorded.NEXT).unlink()
         changed = self.check(about, accept)
+        self._form = form
         try:
             newest = self._newest()
         except StateError as error:
@@ -503,6 +523,13 @@ class RunFolder:
     def _note(self, what: str, **about: Any) -> None:
         if self.audit is not None:
             self.audit.note(what, **about)
+
+
+def _parts(tree: Any) -> set[int]:
+    """Return the identities of what a state is made of, but for values that may be shared anyway."""
+    inner = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ()
+    own = {id(tree)} if len(inner) or (isinstance(tree, Tensor) and tree.numel()) else set()
+    return own.union(*map(_parts, inner))
 
 
 def _words(changed: Mapping[str, Any]) -> str:
