@@ -16,6 +16,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -212,7 +213,7 @@ def resume(
     if recipe.model.is_held or built.modules:
         try:
             built.begin_again(load_file(path / START))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, SafetensorError) as error:
             raise StateError(f"{path / START}: the model is not the one that the run began with: {error}") from None
     if ROUNDS in changed and "rounds" in built.method.stage.traits.reads:
         raise StateError(

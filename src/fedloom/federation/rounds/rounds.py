@@ -181,6 +181,8 @@ def form_of(built: Built, first: State) -> Untrusted:
     names = built.federation.trainers
 
     def server(state: State) -> State:
+        if state["model"] is None:  # it is at a node
+            return state
         model, memory = state["model"], state["rule"][ALL].items()
         vectors = like({name: x for name, x in memory if isinstance(x, Tensor) and x.shape == model.shape})
         rule = Among(dict.fromkeys((ALL, *names), vectors), more=False)
