@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedloom
 from fedloom.engines.api import Engine
@@ -180,3 +180,26 @@ def test_a_bug_stays_a_bug(
         fedloom.resume(shutil.copytree(scaffold, tmp_path / "run"))
     with pytest.raises(ZeroDivisionError):
         fedloom.run(load_recipe(*TINY, *RUNS["scaffold"]), tmp_path / "new")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"t": self.linear(x)}
+
+
+def test_a_damaged_start_of_a_model_of_ones_own(tmp_path: Path) -> None:
+    x = torch.rand(30, 3, generator=torch.Generator().manual_seed(0))
+    y = (x.sum(1) > 1.5).long()
+    clients = {"a": fedloom.Client((x[:20], {"t": y[:20]}), tasks=["t"])}
+    fed = fedloom.Federation(
+        clients, {"t": fedloom.task(kind="classification", classes=2)}, test=(x[20:], {"t": y[20:]})
+    )
+    run = fedloom.run(fed, tmp_path / "run", model=Net(), rounds=1, lr=0.1, progress=Progress()).folder
+    file = run / "start.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(StateError, match=r"start\.safetensors: the model is not the one that the run began with"):
+        fedloom.resume(run, federation=fed, model=Net(), progress=Progress())
