@@ -349,7 +349,10 @@ def test_sites_that_differ_are_named(sites: Path, monkeypatch: pytest.MonkeyPatc
     assert "all/east/images is left out: no file beside it has the name of an image there" in said
     assert "left out: it has no folder of images" not in said
     save(sites / "all/far/ill/0.png", np.zeros((24, 24), "uint8"))
-    assert f"{sites / 'all/far'} is left out: it has no folder of images" in table_at(sites / "all", None).notes
+    assert (
+        f"{sites / 'all/far'} is left out: it has no folder of images with masks beside it"
+        in table_at(sites / "all", None).notes
+    )
     shutil.rmtree(sites / "all/far")
     (sites / "all/west").rename(sites / "all/test")
     with pytest.raises(DataError, match="folders 'test' and 'north' found beside each other, expected .* parts"):
@@ -363,6 +366,7 @@ def test_sites_that_differ_are_named(sites: Path, monkeypatch: pytest.MonkeyPatc
     assert [doubt for doubt in data.doubts if "class 0 only" in doubt and "'north'" in doubt]
     assert "pixels without a label found, too" in " ".join(data.doubts)
     assert "class 1 of masks is only at west: do sites code it alike?" in data.doubts
+    assert "outlines only some classes belongs in tasks.masks.labelled={SITE: [CLASS]}" in " ".join(data.doubts)
     command("init", "all", "--missing", "255", "--out", "s.yaml")
     for file in (sites / "all/north/masks").iterdir():
         save(file, np.asarray(Image.open(file)) // 255 * 2)

@@ -43,6 +43,17 @@ def init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+def test_init_asks_nothing_if_labels_and_clients_are_given(init: Any) -> None:
+    assert init(POOL, "gait", "site")[0] == 0
+    for options in (["mine.npz", "--labels", "gait"], ["mine.npz", "--labels", "gait", "--method", "fedprox"]):
+        done = CliRunner().invoke(
+            app, ["init", *options, "--clients", "site", "--out", f"r{len(options)}.yaml"], input=""
+        )
+        assert done.exit_code == 0, done.exception
+    assert (load("r3.yaml").method.name, load("r5.yaml").method.name) == ("fedavg", "fedprox")
+    assert load("r3.yaml").training.rounds == 20
+
+
 def test_init_says_what_it_took_the_arrays_for(init: Any) -> None:
     code, said = init(POOL, "gait,slow", "site")
     assert code == 0

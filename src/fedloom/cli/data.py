@@ -27,8 +27,6 @@ NameArgument = Annotated[
 Names = Annotated[str | None, option("Use exactly these columns or globs as inputs.", "NAME,...")]
 Missing = Annotated[str | None, option("Treat these cell values as missing, for example -9 or '?'.", "CODE,...")]
 Rename = Annotated[str | None, option("Rename these columns.", "NAME=NEW,...")]
-METHOD, ROUNDS = "Which method (see `fedloom methods`)", "How many rounds"
-"""Questions of `init`."""
 Parameters = Annotated[list[str] | None, argument("Its parameters, for example count=20 setting=weak.", "KEY=VALUE...")]
 
 
@@ -99,7 +97,8 @@ def init(
         which = "How many clients for each of its domains" if source.groups else "How many clients hold it"
         or_column = ", or the column that names the client of each row" if source.columns else ""
         held = _ask(clients, which + or_column, "1" if source.groups else "5")
-        recipe = draft(source, name, wanted, held, _ask(method, METHOD, "fedavg"), _ask(rounds, ROUNDS, 20))
+        is_known = clients is not None and (labels is not None or not source.columns)
+        recipe = draft(source, name, wanted, held, *_training(method, rounds, is_known))
         if source.columns:
             for line in choices_of(source, recipe["data"], held):
                 typer.echo(line)
@@ -133,8 +132,7 @@ def _of_table(
     maps = [] if is_table(path) else maps_in(table)
     labels = labels or ",".join(f'"{name}"' if "," in name else name for name in maps) or None
     names = first_of(table.frame.columns, LISTED)
-    if labels is not None and (clients is not None or table.site is not None):
-        method, rounds = method or "fedavg", rounds or 20  # all is known that has no default, so nothing is asked
+    is_known = labels is not None and (clients is not None or table.site is not None)
     wanted = _tasks(_ask(labels, f"What to predict, of {names}", ""), [*map(str, table.frame)])
     held = ""
     if clients is not None or table.site is None:
@@ -147,7 +145,7 @@ def _of_table(
     for line in plan.lines():
         typer.echo(line)
     count = int(held) if held.isdigit() else None
-    return draft_of_table(plan, path, name, count, _ask(method, METHOD, "fedavg"), _ask(rounds, ROUNDS, 20))
+    return draft_of_table(plan, path, name, count, *_training(method, rounds, is_known))
 
 
 def _tasks(text: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -190,6 +188,13 @@ def renamed(text: str | None) -> dict[str, str]:
             raise UserError(f"--rename: {each!r} found, expected NAME=NEW")
         new[name] = wanted
     return new
+
+
+def _training(method: str | None, rounds: int | None, is_known: bool) -> tuple[str, int]:
+    """Return the method and the rounds. If all that has no default `is_known`, nothing is asked."""
+    if is_known:
+        return method or "fedavg", rounds or 20
+    return _ask(method, "Which method (see `fedloom methods`)", "fedavg"), _ask(rounds, "How many rounds", 20)
 
 
 def _ask(given: Answer | None, question: str, guess: Answer) -> Answer:

@@ -50,7 +50,10 @@ MANIFEST = "manifest.json"
 
 def at_nodes() -> NoReturn:
     """Raise the DataError of data and of a partition that stay with the nodes."""
-    raise DataError("data: nodes stays at the nodes, so this machine cannot read it: start the run with `flwr run`")
+    raise DataError(
+        "data: nodes stays at the nodes, so this machine cannot read it: start the run with `flwr run`; at a node, "
+        "`fedloom flower check` shows what it would train on"
+    )
 
 
 def has_label(labels: Array) -> Array:

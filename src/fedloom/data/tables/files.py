@@ -299,7 +299,7 @@ def table_at(
     holders = {*places, *(each.parent for each in below)}
     around_them = {up for each in holders for up in each.parents if up.is_relative_to(path)}
     others = {each for up in around_them for each in _folders(up)} - holders - around_them
-    notes += [f"{each} is left out: it has no folder of images" for each in sorted(others)]
+    notes += [f"{each} is left out: it has no folder of images with masks beside it" for each in sorted(others)]
     image = groups[0][0].name
     for (folder, images, maps), parts in zip(groups, around, strict=True):
         where = {SITE: [part for part, are_parts in zip(parts, named, strict=True) if not are_parts[0]]}

@@ -129,7 +129,10 @@ def _unlike(tasks: Mapping[str, Label], maps: Mapping[str, Tensor], rows: Rows) 
                 advice = "; pixels without a label found, too: if they have one, write classes as at other sites"
                 yield f"{found}{advice if IGNORE in values else ''}"
             found_at[site] = np.array(sorted(values - {IGNORE}), np.int64)
-        yield from one_sided(task, tasks[task].classes, found_at, is_map=True)
+        asked = [*one_sided(task, tasks[task].classes, found_at, is_map=True)]
+        yield from asked
+        if asked:
+            yield f"{task}: a site that outlines only some classes belongs in tasks.{task}.labelled={{SITE: [CLASS]}}"
 
 
 @dataclass(frozen=True, eq=False)
