@@ -636,6 +636,11 @@ def test_predictions_keep_the_columns_that_name_their_rows(tmp_path: Path, monke
     assert found.number.tolist() == numbers
     CliRunner().invoke(app, ["predict", "run", "new.csv", "--out", "without.csv"])
     assert found.drop(columns=["number", "x"]).equals(pandas.read_csv("without.csv"))
+    pandas.read_csv("new.csv", dtype=str).rename(columns={"x": "X (mm)"}).to_csv("later.csv", index=False)
+    predict = ["predict", "run", "later.csv", "--out", "later-p.csv"]
+    assert "no column 'x'. Found" in str(CliRunner().invoke(app, predict).exception)
+    assert CliRunner().invoke(app, [*predict, "--rename", "X (mm)=x"]).exit_code == 0
+    assert Path("later-p.csv").read_bytes() == Path("without.csv").read_bytes()
     for keep, why in {"numbr": "Did you mean 'number'", "ill": "column 'ill' has the name of a prediction"}.items():
         told = CliRunner().invoke(app, ["predict", "run", "new.csv", "--out", "p.csv", "--keep", keep])
         assert why in str(told.exception)

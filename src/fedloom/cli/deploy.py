@@ -18,6 +18,7 @@ import typer
 
 from fedloom._version import __version__
 from fedloom.cli import shared
+from fedloom.cli.data import Rename, renamed
 from fedloom.cli.shared import argument, flag, option
 from fedloom.core.errors import UserError, printable, writing
 from fedloom.core.lazy import need
@@ -76,6 +77,7 @@ def predict(
     keep: Annotated[
         str | None, option("Copy these columns of the table, such as patient_id, to the output.", "NAME,...")
     ] = None,
+    rename: Rename = None,
     as_json: shared.Json = False,
 ) -> None:
     """Predict the rows of a table, or images and arrays; write a CSV file with probabilities, a picture, and maps.
@@ -101,13 +103,15 @@ def predict(
             raise UserError(f"predict: {absent} does not exist: expected a table")
         from fedloom.experiments.export.predict import of_table
 
-        predictions = of_table(model, files[0], client, bundle, shared.listed(keep) or ())
+        predictions = of_table(model, files[0], client, bundle, shared.listed(keep) or (), renamed(rename))
         with writing(file, "csv"):
             predictions.to_csv(file, index=False)
         shared.answer({"table": file, "rows": len(predictions), "columns": [*predictions.columns]}, as_json, f"{file}")
         return
     if keep is not None:
         raise UserError("--keep is only for tables: the predictions of other files name the file")
+    if rename is not None:
+        raise UserError("--rename is only for tables: leave it out")
     if client is not None:
         raise UserError("--client is only for a run on tables: for images, run `fedloom export RUN --client ID` first")
     from fedloom.experiments.export.predict import of_files

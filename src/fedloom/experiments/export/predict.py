@@ -370,15 +370,20 @@ def _words(task: Linear, predicted: Sequence[float], names: Sequence[Any]) -> st
 
 
 def of_table(
-    model: Path, file: Path, client: str | None = None, bundle: Bundle | None = None, keep: Sequence[str] = ()
+    model: Path,
+    file: Path,
+    client: str | None = None,
+    bundle: Bundle | None = None,
+    keep: Sequence[str] = (),
+    rename: Mapping[str, str] = {},
 ) -> Any:
     """Return a pandas.DataFrame with a row for each row of a table: the site, the columns of the table to `keep`, each
     task's prediction, probabilities.
 
     `model` is a run's folder or an exported model (`bundle`, if it was read before), which may take a column of texts.
     Of a run, the rows of a site get the model of the client of that name, others the model for all; with `client` all
-    rows get that client's. Raises UserError for a model that takes no table, and DataError for a table without the
-    columns that it takes, or without one to keep.
+    rows get that client's. `rename` is {name of a column in the file: its name here}. Raises UserError for a model that
+    takes no table, and DataError for a table without the columns that it takes, or without one to keep.
     """
     if bundle is None and (model / ABOUT).is_file():
         bundle = Bundle.read(model)
@@ -387,10 +392,10 @@ def of_table(
             f"{model}: the folder holds one model, and --client chooses among the models of a run: leave --client out"
         )
     if bundle is not None and bundle.words is not None:
-        return _of_texts(bundle, bundle.words, file, keep)
+        return _of_texts(bundle, bundle.words, file, keep, rename)
     table, chosen = _run(model, client) if bundle is None else _bundle(bundle, model)
     kept = {*keep} - {table.site, *(each.column for each in table.inputs)}  # an input is a number, as in training
-    read_rows = read(file, table.site, table.missing, table.rename, kept)
+    read_rows = read(file, table.site, table.missing, _renamed(table.rename, rename), kept)
     frame, where = read_rows.frame, read_rows.where
     there = table.site is not None and table.site in frame.columns
     which, names = sites_of(read_rows, table.site if there else None)
@@ -427,6 +432,11 @@ def of_table(
     return _beside(read_rows, [table.site, *keep] if there and table.site is not None else keep, out)
 
 
+def _renamed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of columns as in training, except those that `now` gives."""
+    return {name: new for name, new in before.items() if new not in now.values()} | dict(now)
+
+
 def _beside(rows: Table, keep: Sequence[str], predicted: Mapping[str, Array]) -> DataFrame:
     """Return predictions behind the columns to keep, as these are in the table. Raises DataError where one is absent,
     or has the name of a prediction."""
@@ -437,12 +447,13 @@ def _beside(rows: Table, keep: Sequence[str], predicted: Mapping[str, Array]) ->
     return DataFrame({**kept, **predicted})
 
 
-def _of_texts(bundle: Bundle, words: Words, file: Path, keep: Sequence[str]) -> DataFrame:
+def _of_texts(bundle: Bundle, words: Words, file: Path, keep: Sequence[str], rename: Mapping[str, str]) -> DataFrame:
     """Return the predictions for each row of a table with a column of texts; a row without a word has none."""
     if not all(isinstance(task, Linear) for task in bundle.tasks):
         raise UserError(f"{file}: the model predicts maps, expected classes or numbers for each text")
     about = bundle.recipe.data.arguments
-    rows = read(file, about.get("domain"), about.get("missing") or (), about.get("rename"), keep)
+    names = _renamed(about.get("rename") or {}, rename)
+    rows = read(file, about.get("domain"), about.get("missing") or (), names, keep)
     texts, there = texts_of(rows, words.column)
     need_memory(8 * len(there) * words.length, f"{file}: the tokens of {len(there):,} texts")
     outputs = [*_outputs(bundle, torch.from_numpy(words.tokens([texts[row] for row in there])))]
