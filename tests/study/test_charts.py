@@ -172,3 +172,9 @@ def test_figures_as_files(tmp_path: Path) -> None:
     assert captions[0].startswith("Task-loss: Task, loss; ")
     assert all(line.endswith("Of two runs.") for line in captions)
     assert drawn(made[0]) == {"a": {1: 0.5, 2: 0.6}}
+
+
+def test_a_text_stands_behind_the_bar_and_its_dots() -> None:
+    chart = charts.bars({"a": {"": 1.0}, "b": {"": 2.0}}, "x", dots={"a": [0.5, 1.5], "b": [2.0]}, texts={"a": "1"})
+    texts = [row for row in charts.rows_of(chart) if "text" in row]
+    assert [(row["group"], row["value"]) for row in texts] == [("a", 1.5), ("b", 2.0)]

@@ -363,7 +363,7 @@ def bars(
     """Draw horizontal bars in groups, group -> part -> length, the first group on top; parts have colours.
 
     `ends` are intervals by (group, part), `dots` numbers that are marked in a group, as of seeds, and `texts` stand
-    beside its bars. Many bars become dots, those of a group on one line.
+    behind both. Many bars become dots, those of a group on one line.
     """
     parts = list(dict.fromkeys(part for of in several.values() for part in of))
     rows: list[Row] = []
@@ -384,7 +384,8 @@ def bars(
         marked = [{"group": group, "value": plain(v)} for group, of in dots.items() for v in of]
         layers.append(_layer("circle", marked, {"size": 22, "color": INK, "opacity": 1}, x=value))
     if texts:
-        tops = {group: max((v for v in of.values() if math.isfinite(v)), default=0.0) for group, of in several.items()}
+        drawn_at = {group: (*of.values(), *dots.get(group, ())) for group, of in several.items()}
+        tops = {group: max(filter(math.isfinite, of), default=0.0) for group, of in drawn_at.items()}
         labels = [{"group": group, "value": top, "text": texts.get(group, "")} for group, top in tops.items()]
         look = {"align": "left", "dx": 6, "fontSize": 10, "color": INK}
         layers.append(_layer("text", labels, look, x=value, text={"field": "text"}))

@@ -296,7 +296,9 @@ def early_stopping(grid: Grid, folder: Path, split: str, *, only: Names = None) 
             best = fmean(run.best_round or math.nan for run in runs.values())
             rounds[name] = {"configured": configured, "run": ran, "until the best": best}
             saved[name] = {"saved": 100 * (1 - ran / configured)}
-        drawn += [charts.bars(rounds, "rounds", title=data), charts.bars(saved, "rounds saved in %", title=data)]
+        drawn.append(charts.bars(rounds, "rounds", title=data))
+        if any(of["saved"] for of in saved.values()):
+            drawn.append(charts.bars(saved, "rounds saved in %", title=data))
     return charts.concat(drawn, 2, losses.title, "means over seeds")
 
 
