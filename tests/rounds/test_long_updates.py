@@ -23,7 +23,7 @@ def said(norms: list[float], stage: Stage, peer: str | None = None, before: tupl
     state = {"model": torch.zeros(2), "rule": {}, "stage": {}, "buffers": None}
     state["recent"] = {"updates": [*before], "lost": 0}
     ctx = Ctx(3, log=lambda event, fields: events.append((event, fields)), peer=peer)
-    new = reject_outliers(updates, sizes, [], state, ctx, lambda rows, received, ctx: dict(state), stage)
+    new = reject_outliers(updates, sizes, [], state, ctx, lambda *_: dict(state), stage)
     assert new["recent"]["lost"] == 0
     return [fields["client"] for event, fields in events if event == "long update"]
 
@@ -61,7 +61,7 @@ def test_a_round_that_failed_is_done_again_without_the_rows_to_blame_and_what_ca
     tried: list[tuple[list[str], list[str]]] = []
     events: list[str] = []
 
-    def step(rows: Updates, received: Any, ctx: Ctx) -> Any:
+    def step(rows: Updates, received: Any, ctx: Ctx, last: bool) -> Any:
         tried.append(([client for client, _ in rows.rows], [payload.row[0] for payload in received]))
         return {**state, "model": torch.full((2,), 1e7 if "c2" in tried[-1][0] else 1.0)}
 

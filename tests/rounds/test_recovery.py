@@ -344,7 +344,7 @@ def attempted(
     updates = Updates.of([[size] for size in sizes])
     said: list[tuple[str, Any]] = []
 
-    def step(rows: Updates, came: Sequence[Payload], ctx: Ctx) -> State:
+    def step(rows: Updates, came: Sequence[Payload], ctx: Ctx, last: bool) -> State:
         there = not spoiler or any(client == spoiler for client, _ in rows.rows)
         return after if there else server_state(0.0)
 

@@ -21,6 +21,8 @@ class ServerRule(Checked):
 
     looks_ahead: ClassVar[bool]
     """True if clients start from something other than the model, so that `dispatch` needs the state."""
+    separable: ClassVar[bool] = False
+    """True if it keeps no memory and moves each value alone, so that it may be applied to some columns at a time."""
 
     def __init_subclass__(cls) -> None:
         cls.looks_ahead = cls.dispatch is not ServerRule.dispatch
@@ -42,6 +44,7 @@ class ServerRule(Checked):
 class Plain(ServerRule):
     """model + step * update (step 1 is FedAvg)."""
 
+    separable = True
     step: float = 1.0
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:

@@ -299,13 +299,16 @@ class Updates:
         """The model that each row starts from (K x d): `base`, filled in where that is zeros."""
         return torch.zeros_like(self.X) if self.base is None else self.base
 
-    def vectors(self) -> Iterator[Tensor]:
-        """Yield the rows, each a vector (d). Rows that are not computed yet are computed without X and not stored."""
-        if "X" in vars(self) or (self.mixing is None and isinstance(self.given, Tensor)):
+    def vectors(self, into: Tensor | None = None) -> Iterator[Tensor]:
+        """Yield the rows, each a vector (d). Rows that are not computed yet are computed without X and not stored.
+
+        With `into` (K x d) they are written there, even if it is the matrix from which they are computed.
+        """
+        if into is None and ("X" in vars(self) or (self.mixing is None and isinstance(self.given, Tensor))):
             yield from self.X
             return
         beside = self.mixing is None and isinstance(self.given, Beside)
-        rows = (self.given if beside else Beside(self.layout, ((self.layout, self),))).separate()  # type: ignore[union-attr]
+        rows = (self.given if beside else Beside(self.layout, ((self.layout, self),))).separate(into)  # type: ignore[union-attr]
         while rows:
             yield rows.pop(0)
 
@@ -457,9 +460,10 @@ class Beside(Rows):
                 self.layout.put(X, part, rows.X)
         return X
 
-    def separate(self) -> list[Tensor]:
-        """Return the rows, each in memory of its own."""
-        vectors = [self.parts[0][1].data.new_empty(self.layout.d) for _ in range(self.shape[0])]
+    def separate(self, into: Tensor | None = None) -> list[Tensor]:
+        """Return the rows, each in memory of its own, or as the rows of a matrix `into` (see `Updates.vectors`)."""
+        new = self.parts[0][1].data.new_empty
+        vectors = [new(self.layout.d) for _ in range(self.shape[0])] if into is None else list(into)
         for part, rows in self.parts:
             W, at = None if rows.mixing is None else rows.mixing.to(rows.data), 0
             for s in (piece for span in self.layout.spans(part) for piece in _pieces(span)):

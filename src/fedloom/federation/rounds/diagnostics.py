@@ -58,6 +58,10 @@ class LayerGroup:
     """The columns that are looked at, ascending."""
 
 
+Read = tuple[tuple[LayerGroup, ...], int, Tensor, Tensor]
+"""Copies of what is looked at: groups, how many are left out, their columns of the rows and of the result."""
+
+
 @lru_cache(maxsize=32)
 def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int]:
     """Return (the groups of a layout, how many are left out), with about `columns` columns to look at in all.
@@ -116,7 +120,14 @@ def looked_at(layout: Layout, rows: int, peer: str | None = None) -> tuple[tuple
     return groups, left_out, torch.cat([torch.zeros(0, dtype=torch.int64), *(g.columns for g in groups)])
 
 
-def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, Any]:
+def read(updates: Updates, out: Updates, peer: str | None = None) -> Read:
+    """Return what `look` reads of a round's updates and of a method's result."""
+    among = updates.given.among if isinstance(updates.given, Summed) else len(updates)
+    groups, left_out, columns = looked_at(columns_here().whole(updates.layout), among, peer)
+    return groups, left_out, _take(updates, columns), _take(out, columns)
+
+
+def look(updates: Updates, out: Updates, peer: str | None = None, known: Read | None = None) -> dict[str, Any]:
     """Return the diagnostics of a round's updates and of a method's result, as a JSON value.
 
     rows, out       keys of the received rows and of the result's rows: [client, task or null]
@@ -134,9 +145,7 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
 
     If columns lie in several processes, each sums over its own columns, and all of them get the same value.
     """
-    among = updates.given.among if isinstance(updates.given, Summed) else len(updates)
-    groups, left_out, columns = looked_at(columns_here().whole(updates.layout), among, peer)
-    X, outputs = _take(updates, columns), _take(out, columns)
+    groups, left_out, X, outputs = known or read(updates, out, peer)
     shown = _shown([client for client, _ in updates.rows], peer)
     value: dict[str, Any] = {
         **({} if peer is None else {"peer": peer}),

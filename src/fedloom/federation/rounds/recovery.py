@@ -39,8 +39,8 @@ REMEMBERED, TRIES = 10, 3
 LONG, FEW = 50.0, 3
 """Fewer than FEW rows do not say what is usual."""
 
-Step = Callable[[Updates, Sequence[Payload], Ctx], State]
-"""The state after a round of these rows, from their payloads."""
+Step = Callable[[Updates, Sequence[Payload], Ctx, bool], State]
+"""The state after a round of these rows, from their payloads; True if nobody will need the rows after it."""
 Agree = Callable[[str | None], str | None]
 """Makes the reason that one process found known to all: the first of their reasons."""
 
@@ -116,21 +116,22 @@ def reject_outliers(
     now = usual(sizes.values())
     known = usual([*recent["updates"], now])
 
-    def attempt(updates: Updates) -> tuple[State, str | None, set[str]]:
+    blamed = {row for row, size in sizes.items() if size > BLAMED * known and row[0] != ctx.peer}
+    some = 0 < len(blamed) < len(updates)
+
+    def attempt(updates: Updates, last: bool) -> tuple[State, str | None, set[str]]:
         # what stages say waits until the attempt is judged: a round that is done again says it once
         waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         log, record = (lambda *what, to=to: waiting.append((to, what)) for to in (ctx.log, ctx.record))
         clients = {client for client, _ in updates.rows}
-        new = step(updates, [p for p in received if p.row[0] in clients], replace(ctx, log=log, record=record))
+        new = step(updates, [p for p in received if p.row[0] in clients], replace(ctx, log=log, record=record), last)
         why = agree(_wrong(new, state, known))
         for to, what in waiting if why is None else ():
             to(*what)
         return new, why, clients
 
-    new, why, clients = attempt(updates)
+    new, why, clients = attempt(updates, last=not some)
     if why is not None:
-        blamed = {row for row, size in sizes.items() if size > BLAMED * known and row[0] != ctx.peer}
-        some = 0 < len(blamed) < len(updates)
         left = updates.keep([i for i, row in enumerate(updates.rows) if row not in blamed]) if some else updates
         ctx.log("round rolled back", {**_at(ctx), "why": why})
         if not some:
@@ -139,7 +140,7 @@ def reject_outliers(
             because = f"of norm {sizes[row]:.3g}, while {known:.3g} is usual, in a round that failed"
             ctx.log("update dropped", {**_at(ctx, row), "why": because})
         updates = left
-        new, why, clients = attempt(updates)
+        new, why, clients = attempt(updates, last=True)
         if why is not None:
             return lost(state, ctx, why)
         # the blamed rows must not move what is usual, or the next ones of their size would pass

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State, seeded
-from fedloom.core.layout import Columns, Layout
+from fedloom.core.layout import Columns, Layout, pieces
 from fedloom.core.updates import EVERYONE, Rows, RowsNeededError, Summed, Updates
 from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.federation import Common
 from fedloom.federation.rounds.messages import ALL, Message, Payload, blank, clip_counts, nothing, pack_tasks, unpacked
 from fedloom.federation.rounds.recovery import Agree, nothing_received, reject_outliers, usable
+from fedloom.federation.runs.checkpoint import tensors_in
 from fedloom.federation.runs.reader import DIAGNOSTICS
 from fedloom.methods.method import Method
 
@@ -232,7 +233,7 @@ def aggregated(
     state: State,
     ctx: Ctx,
     start: Callable[[Sequence[str]], Tensor],
-    back: Callable[[Updates], Iterable[tuple[Row, Tensor]]] = lambda out: zip(out.rows, out.vectors(), strict=True),
+    back: Callable[[Updates], Iterable[tuple[Row, Tensor]]] | None = None,
     agree: Agree = lambda why: why,
 ) -> State:
     """Return the state after the stages, the server rule and the judgement of the result: the tail of server steps.
@@ -247,14 +248,31 @@ def aggregated(
     if "base" in stages.traits.reads:
         updates = updates.replace(base=start([client for client, _ in updates.rows]))
 
-    def step(updates: Updates, received: Sequence[Payload], ctx: Ctx) -> State:
+    def step(updates: Updates, received: Sequence[Payload], ctx: Ctx, last: bool) -> State:
         out, stage = stages(updates, state["stage"], ctx)
+        into = _reusable(common, updates, out, stage) if last and back is None else None
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
-            ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
-        return apply_update(common, {**state, "stage": stage}, back(out), received, updates.present)
+            read = None if into is None else diagnostics.read(updates, out, ctx.peer)
+            ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer, read))
+        rows = zip(out.rows, out.vectors(into), strict=True) if back is None else back(out)
+        return apply_update(common, {**state, "stage": stage}, rows, received, updates.present, into is not None)
 
     # under DP, row norms are private, so they are not used to detect outliers
     return reject_outliers(updates, {} if hides else sizes, received, state, ctx, step, stages, agree)
+
+
+def _reusable(common: Common, updates: Updates, out: Updates, stage: State) -> Tensor | None:
+    """Return the matrix of the round if it is large, and its rows may become the new models, one for each client.
+
+    It is None if a client is missing, because the models of several rounds would each keep a whole matrix, and if the
+    new state of a stage holds rows of it.
+    """
+    X, clients = updates.given, sorted(common.federation.trainers)
+    whole = isinstance(X, Tensor) and X.nbytes > WHOLE and [client for client, _ in out.rows] == clients
+    if not (whole and common.method.server.separable and isinstance(X, Tensor)):
+        return None
+    held = {x.untyped_storage().data_ptr() for x in tensors_in(stage)}
+    return None if X.untyped_storage().data_ptr() in held else X
 
 
 def apply_update(
@@ -263,25 +281,25 @@ def apply_update(
     rows: Iterable[tuple[Row, Tensor]],
     received: Sequence[Payload],
     present: Tensor | None,
+    reuse: bool = False,
 ) -> State:
     """Return the server's state after the stages' result (keys and rows) has moved the models, with new buffers.
 
+    With `reuse` the new models take the place of the rows, which are all of a matrix.
     `present` (K x blocks, or None for all) are the blocks that the round's rows have. Those that no row has stay as
     they are, and so does the server rule's memory of them: for them this was a round in which nobody took part.
     """
     method, new = common.method, {**state, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
     if method.task_vectors:
         rows = list(rows)
-        # views keep the whole matrix alive, so they are only used if they replace every vector
-        whole = len(rows) == len(common.federation.tasks)
-        vectors = {str(task): x if whole else x.clone() for (_, task), x in rows}
-        new["tasks"] = {**state["tasks"], **vectors}
+        vectors = {**state["tasks"], **{str(task): x for (_, task), x in rows}}
+        new["tasks"] = vectors if len(rows) == len(common.federation.tasks) else _apart(vectors)
         new = _counted(new, received) if state["integers"] else new
         if state["buffers"] is not None and len(state["buffers"]):
             known, apart = state.get("task_buffers", {}), [one for p in received for one in _by_task(p)]
             new["task_buffers"] = known | {
                 task: merge_buffers(common, [p for p in apart if p.row[1] == task], known.get(task, state["buffers"]))
-                for task in vectors
+                for task in (str(task) for (_, task), _ in rows)
             }
         return new
     still = () if present is None or method.stage.traits.hides else _resting(common.shared, present)
@@ -290,7 +308,9 @@ def apply_update(
         for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
             before = model_of(state, name)
             memory = state["rule"].get(name) or method.server.init(before)
-            after, new["rule"][name] = method.server.apply(before, update, memory)
+            for s in pieces(Columns(0, len(update)), 1 << 17) if reuse else ():  # in a core's cache
+                update[s] = method.server.apply(before[s], update[s], memory)[0]
+            after, new["rule"][name] = (update, memory) if reuse else method.server.apply(before, update, memory)
             for s in still:
                 after[s] = before[s]
                 for what, value in new["rule"][name].items():
@@ -300,9 +320,15 @@ def apply_update(
                 new["model"] = after
             else:
                 new["personal"][name] = after
+    new["personal"] = new["personal"] if reuse else _apart(new["personal"])
     if state["buffers"] is not None and len(state["buffers"]):
         new["buffers"] = merge_buffers(common, received, state["buffers"])
     return _counted(new, received) if state["integers"] else new
+
+
+def _apart(vectors: Mapping[str, Tensor]) -> State:
+    """Return vectors in memory of their own: a row of a matrix, of this round or an earlier one, keeps all of it."""
+    return {name: x.clone() if x.untyped_storage().nbytes() > x.nbytes else x for name, x in vectors.items()}
 
 
 def _resting(shared: Layout, present: Tensor) -> tuple[Columns, ...]:
