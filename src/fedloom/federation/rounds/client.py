@@ -218,23 +218,17 @@ class BesideRound(ClientRound):
     """A client's part of a round if it trains a model of its own beside the shared one."""
 
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
-        model = self.model
-        result, base = self._trained(received, state, self.client.id)
-        ((payload, result, new),) = finish([self], base[None], model.params[None], [state], [result])
-        if not payload.finite:
-            return payload, result, new
-        trained = model.vector.clone()
-        memory = state.get("personal", {})
-        load(self.method, model, received, state)  # statistics too are those received, not those just trained
+        # its own first: the model is left as the shared one was trained, whose update need not wait meanwhile
+        model, memory = self.model, state.get("personal", {})
+        base = load(self.method, model, received, state)[: self.params.d]
         load_personal(model, memory)
         rules = self.method.turn.beside or ()
         beside = self._local(f"{self.client.id}/personal", memory, rules, broadcast={"anchor": base})
-        new["personal"] = memory
         if bool(torch.isfinite(model.vector).all()):
-            more = {"rules": beside.rules, "optimizer": beside.optimizer}
-            new["personal"] = personal_state(model, model.params, more)
-        model.vector.copy_(trained)
-        return payload, result, new
+            memory = personal_state(model, model.params, {"rules": beside.rules, "optimizer": beside.optimizer})
+        del base, beside
+        payload, result, new = super().step(received, state)
+        return payload, result, {**new, "personal": memory} if payload.finite else new
 
 
 class EachTaskRound(ClientRound):
