@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fedloom
+from fedloom.core.context import Ctx
 from fedloom.core.updates import Updates
 from fedloom.federation.rounds import server
 from fedloom.server import Momentum, Plain, ServerRule
@@ -24,14 +24,14 @@ PLAIN = Plain()
 def reused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Call every matrix large, and return a list of whether each was reused."""
     found: list[bool] = []
-    reusable = server._reusable
+    reusable = server._reuse
 
-    def noted(*given: Any) -> Tensor | None:
+    def noted(*given: Any) -> server.Reuse:
         X = reusable(*given)
-        found.append(X is not None)
+        found.append(X[0] is not None)
         return X
 
-    monkeypatch.setattr(server, "_reusable", noted)
+    monkeypatch.setattr(server, "_reuse", noted)
     return found
 
 
@@ -72,7 +72,7 @@ def test_rows_that_somebody_holds_or_that_are_not_all_are_not_reused(monkeypatch
 
     def reusable(rule: ServerRule = PLAIN, clients: str = "ab", stage: Any = None, out: Updates = updates) -> bool:
         about = SimpleNamespace(federation=SimpleNamespace(trainers=[*clients]), method=SimpleNamespace(server=rule))
-        return server._reusable(about, updates, out, stage or {}) is not None  # type: ignore[arg-type]
+        return server._reuse(about, updates, out, stage or {}, Ctx(1)) is not server.KEPT  # type: ignore[arg-type]
 
     assert not reusable()  # a small one
     monkeypatch.setattr(server, "WHOLE", -1)

@@ -112,12 +112,9 @@ def reject_outliers(
 
     A failed attempt leaves no entries; at a peer its own row is never to blame. `stage` is the one in `step`.
     """
-    recent = _recent(state)
-    now = usual(sizes.values())
+    recent, now = _recent(state), usual(sizes.values())
     known = usual([*recent["updates"], now])
-
     blamed = {row for row, size in sizes.items() if size > BLAMED * known and row[0] != ctx.peer}
-    some = 0 < len(blamed) < len(updates)
 
     def attempt(updates: Updates, last: bool) -> tuple[State, str | None, set[str]]:
         # what stages say waits until the attempt is judged: a round that is done again says it once
@@ -130,8 +127,9 @@ def reject_outliers(
             to(*what)
         return new, why, clients
 
-    new, why, clients = attempt(updates, last=not some)
+    new, why, clients = attempt(updates, last=len(blamed) in (0, len(updates)))
     if why is not None:
+        some = 0 < len(blamed) < len(updates)
         left = updates.keep([i for i, row in enumerate(updates.rows) if row not in blamed]) if some else updates
         ctx.log("round rolled back", {**_at(ctx), "why": why})
         if not some:

@@ -184,6 +184,5 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
         if executor.repeats and not built.attacks and adds_up(built, len(ctx.targets or ())):
             step = partial(server_step_by_sums, again=partial(now.payloads_again, executor, jobs))
         received = now.payloads(executor, jobs, ordered=step is not server_step)
-        received = now.conspired(received) if built.attacks else received
-        server = step(built, received, state["server"], ctx)
+        server = step(built, now.conspired(received) if built.attacks else received, state["server"], ctx)
     return now.after(state, server), members

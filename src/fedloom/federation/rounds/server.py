@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State, seeded
 from fedloom.core.layout import Columns, Layout, pieces
+from fedloom.core.server import ServerRule
 from fedloom.core.updates import EVERYONE, Rows, RowsNeededError, Summed, Updates
 from fedloom.federation.rounds import diagnostics
 from fedloom.federation.rounds.federation import Common
@@ -91,8 +92,7 @@ def collect(
         return _collect_packed(common, payloads, dtype)
     expected, received = {row: i for i, row in enumerate(keys)}, dict[int, Payload]()
     X = torch.zeros(len(keys), shared.d, dtype=dtype)
-    beside = {name: torch.zeros_like(X) for name in method.auxiliary}
-    waiting = dict[int, Mapping[str, Tensor]]()
+    beside, waiting = {name: torch.zeros_like(X) for name in method.auxiliary}, dict[int, Mapping[str, Tensor]]()
     # by the size of the whole model, because the shared part of its update may be a view of all of it
     tiny = 4 * common.layout.parameters.d <= TINY and method.codec.unpacks_each and federation.whole(shared)
     for payload in payloads:
@@ -122,6 +122,11 @@ def collect(
 
 WHOLE = 64 << 20
 """A matrix of at most so many bytes is always kept."""
+Move = Callable[[Tensor, Tensor, State], tuple[Tensor, State]]
+"""Makes a new model, and a rule's new memory, of a model, an update and the memory."""
+Reuse = tuple[Tensor | None, diagnostics.Read | None, Move | None]
+"""The matrix whose rows become the new models, what diagnostics read of it, and the server rule there."""
+KEPT: Reuse = (None, None, None)
 
 
 def adds_up(common: Common, rows: int) -> bool:
@@ -241,38 +246,39 @@ def aggregated(
     `start` gives the vectors from which clients started. Where rows lie in several processes, `back` gives the whole
     rows of a result, and `agree` makes known to all what one of them found.
     """
-    stages, hides = common.method.stage, common.method.stage.traits.hides
+    stages, traits = common.method.stage, common.method.stage.traits
     updates, sizes = usable(updates, received, ctx)
-    if not len(updates) and not hides:  # a stage that hides adds noise even to nothing: an empty round must not show
+    # a stage that hides adds noise even to nothing: an empty round must not show
+    if not len(updates) and not traits.hides:
         return nothing_received(state, ctx)
-    if "base" in stages.traits.reads:
+    if "base" in traits.reads:
         updates = updates.replace(base=start([client for client, _ in updates.rows]))
 
     def step(updates: Updates, received: Sequence[Payload], ctx: Ctx, last: bool) -> State:
         out, stage = stages(updates, state["stage"], ctx)
-        into = _reusable(common, updates, out, stage) if last and back is None else None
+        into, read, move = _reuse(common, updates, out, stage, ctx) if last and not (traits.reduces or back) else KEPT
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
-            read = None if into is None else diagnostics.read(updates, out, ctx.peer)
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer, read))
         rows = zip(out.rows, out.vectors(into), strict=True) if back is None else back(out)
-        return apply_update(common, {**state, "stage": stage}, rows, received, updates.present, into is not None)
+        return apply_update(common, {**state, "stage": stage}, rows, received, updates.present, move)
 
     # under DP, row norms are private, so they are not used to detect outliers
-    return reject_outliers(updates, {} if hides else sizes, received, state, ctx, step, stages, agree)
+    return reject_outliers(updates, {} if traits.hides else sizes, received, state, ctx, step, stages, agree)
 
 
-def _reusable(common: Common, updates: Updates, out: Updates, stage: State) -> Tensor | None:
-    """Return the matrix of the round if it is large, and its rows may become the new models, one for each client.
+def _reuse(common: Common, updates: Updates, out: Updates, stage: State, ctx: Ctx) -> Reuse:
+    """Return how to reuse the matrix of the round, if it is large and its rows may become the clients' new models.
 
-    It is None if a client is missing, because the models of several rounds would each keep a whole matrix, and if the
+    It is kept if a client is missing, because the models of several rounds would each keep a whole matrix, and if the
     new state of a stage holds rows of it.
     """
-    X, clients = updates.given, sorted(common.federation.trainers)
-    whole = isinstance(X, Tensor) and X.nbytes > WHOLE and [client for client, _ in out.rows] == clients
-    if not (whole and common.method.server.separable and isinstance(X, Tensor)):
-        return None
+    X, clients, rule = updates.given, sorted(common.federation.trainers), common.method.server
+    if not isinstance(X, Tensor) or X.nbytes <= WHOLE or [client for client, _ in out.rows] != clients:
+        return KEPT
     held = {x.untyped_storage().data_ptr() for x in tensors_in(stage)}
-    return None if X.untyped_storage().data_ptr() in held else X
+    if X.untyped_storage().data_ptr() in held or not rule.separable:
+        return KEPT
+    return X, diagnostics.read(updates, out, ctx.peer), partial(_in_place, rule)
 
 
 def apply_update(
@@ -281,11 +287,11 @@ def apply_update(
     rows: Iterable[tuple[Row, Tensor]],
     received: Sequence[Payload],
     present: Tensor | None,
-    reuse: bool = False,
+    move: Move | None = None,
 ) -> State:
     """Return the server's state after the stages' result (keys and rows) has moved the models, with new buffers.
 
-    With `reuse` the new models take the place of the rows, which are all of a matrix.
+    `move` takes the place of the server rule where the rows, which are all of a matrix, become the new models.
     `present` (K x blocks, or None for all) are the blocks that the round's rows have. Those that no row has stay as
     they are, and so does the server rule's memory of them: for them this was a round in which nobody took part.
     """
@@ -308,9 +314,7 @@ def apply_update(
         for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
             before = model_of(state, name)
             memory = state["rule"].get(name) or method.server.init(before)
-            for s in pieces(Columns(0, len(update)), 1 << 17) if reuse else ():  # in a core's cache
-                update[s] = method.server.apply(before[s], update[s], memory)[0]
-            after, new["rule"][name] = (update, memory) if reuse else method.server.apply(before, update, memory)
+            after, new["rule"][name] = (move or method.server.apply)(before, update, memory)
             for s in still:
                 after[s] = before[s]
                 for what, value in new["rule"][name].items():
@@ -320,10 +324,18 @@ def apply_update(
                 new["model"] = after
             else:
                 new["personal"][name] = after
-    new["personal"] = new["personal"] if reuse else _apart(new["personal"])
+    if new["personal"] and move is None:
+        new["personal"] = _apart(new["personal"])
     if state["buffers"] is not None and len(state["buffers"]):
         new["buffers"] = merge_buffers(common, received, state["buffers"])
     return _counted(new, received) if state["integers"] else new
+
+
+def _in_place(rule: ServerRule, model: Tensor, update: Tensor, memory: State) -> tuple[Tensor, State]:
+    """Return what a separable rule makes of a model, in the place of the update."""
+    for s in pieces(Columns(0, len(update)), 1 << 17):  # in a core's cache
+        update[s] = rule.apply(model[s], update[s], memory)[0]
+    return update, memory
 
 
 def _apart(vectors: Mapping[str, Tensor]) -> State:
