@@ -18,7 +18,7 @@ import fedloom as fl
 from fedloom.core.lazy import need
 from fedloom.data import Pool
 from fedloom.engines.api import recipe_of
-from fedloom.errors import RecipeError, RunWarning, StateError
+from fedloom.errors import DataError, RecipeError, RunWarning, StateError
 from fedloom.federation.rounds.build import build
 from fedloom.tasks import Classification
 
@@ -65,6 +65,10 @@ def test_a_comparison_is_not_continued_with_a_model_of_other_weights(tmp_path: P
     assert ask(0) == ask(0)
     with pytest.raises(StateError, match=r"began with a model of other weights: pass the same ones .*or delete"):
         ask(1)
+    for start in (tmp_path / "c").rglob("start.safetensors"):
+        start.write_bytes(b"{}")
+    with pytest.raises(DataError, match=r"start\.safetensors: cannot be read"):
+        ask(0)
 
 
 def test_what_a_data_set_draws_follows_from_the_seed() -> None:

@@ -23,6 +23,7 @@ from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import Final, Run, frame
 from fedloom.federation.runs.recorded import MODEL, verify_model
 from fedloom.models.build import is_whole
+from fedloom.models.nets import check_weights
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +97,7 @@ class Result:
             what = "one model for all" if client is None else f"one model of client {client!r}"
             raise StateError(f"{self.folder}: the run has no {what}; name a client or a task. Its models: {known}")
         module = copy.deepcopy(built.modules.get(client or "", built.module))
-        fill(module, models[key], self.folder)
+        fill(module, models[key], self.folder, key)
         inner: nn.Module = module.encoder.net if is_whole(module) else module  # type: ignore[assignment]
         return inner.eval()
 
@@ -117,13 +118,15 @@ def model_key(models: Collection[str], client: str | None, task: str | None) -> 
     return next((key for key in [*own, f"task/{task}", ""] if key in models), None)
 
 
-def fill(module: nn.Module, model: Mapping[str, Tensor], folder: Path) -> None:
-    """Copy one of a run's models into a network, in place. Raises StateError for a tensor that does not fit."""
-    own = module.state_dict()
-    for name, tensor in model.items():  # load_state_dict wants a counter of every batch norm
-        if name not in own or own[name].shape != tensor.shape:
-            raise StateError(f"{folder}: the model has {name}, which does not fit the recipe")
-        own[name].copy_(tensor)
+def check_model(module: nn.Module, model: Mapping[str, Tensor], folder: Path, owner: str) -> None:
+    """Raise StateError where one of a run's models, `owner` in `trained_models`, is not one of the network's."""
+    check_weights(model, module, f"{folder / MODEL} does not fit the recipe{owner and ': ' + owner}")
+
+
+def fill(module: nn.Module, model: Mapping[str, Tensor], folder: Path, owner: str) -> None:
+    """Copy one of a run's models into a network, in place. Raises what `check_model` does."""
+    check_model(module, model, folder, owner)
+    module.load_state_dict(model, strict=False)  # without counters of batch norms
 
 
 def model_file(folder: Path | str) -> Path:

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedloom.core.errors import DataError, RecipeError, StateError, UserError, choices
+from fedloom.core.errors import DataError, RecipeError, StateError, UserError, choices, parsing
 from fedloom.core.settings.section import as_plain
 from fedloom.core.settings.yaml import section_of
 from fedloom.data.own import Federation
@@ -314,7 +314,9 @@ class _Question:
                 with tune.stored(label):
                     check_parts(place, build(recipe).about)
                 self.changed = 0.0  # their content is what it was
-        if has_begun and (place / START).is_file() and not _same(load_file(place / START), build(recipe).start):
+        with parsing(f"{place / START}: cannot be read"):
+            start = load_file(place / START) if has_begun and (place / START).is_file() else None
+        if start is not None and not _same(start, build(recipe).start):
             raise StateError(
                 f"{place} began with a model of other weights: pass the same ones (torch.manual_seed before the "
                 f"model is made), choose another folder, or delete {self.home}"

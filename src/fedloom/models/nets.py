@@ -21,7 +21,7 @@ from torch import Tensor, nn, relu
 from torch.nn.functional import gelu, max_pool2d
 from torch.utils.hooks import RemovableHandle
 
-from fedloom.core.errors import UserError, first_of, parsing
+from fedloom.core.errors import StateError, UserError, first_of, parsing
 from fedloom.core.lazy import need
 from fedloom.models.signal import Decoding, Norm, Shape
 
@@ -344,6 +344,23 @@ def form(value: Tensor) -> str:
 def kind(value: Tensor) -> str:
     """Return the kind of a weight's values where they are no real numbers, else an empty text."""
     return "" if value.is_floating_point() else " of complex numbers" if value.is_complex() else " of integers"
+
+
+def check_weights(weights: Mapping[str, Tensor], module: nn.Module, where: str) -> None:
+    """Raise StateError for weights with other names, shapes or types than the model's, or numbers that are not finite.
+
+    The batch counters of norm layers may be missing.
+    """
+    own = module.state_dict()
+    for name in {**own, **weights}:
+        if name not in weights and name.endswith("num_batches_tracked"):
+            continue
+        pair = weights.get(name), own.get(name)
+        have, want = ("nothing" if t is None else f"{t.dtype} of shape {[*t.shape]}" for t in pair)
+        if have != want:
+            raise StateError(f"{where}: {name}: {have} found, expected {want}")
+        if count := infinite(weights[name], own[name]):
+            raise StateError(f"{where}: {name}: expected finite numbers, found {count} that are not finite")
 
 
 def infinite(value: Tensor, own: Tensor) -> int:

@@ -35,7 +35,7 @@ from fedloom.data.tables.table import task_of
 from fedloom.data.texts import Words, words_in
 from fedloom.data.transforms import Crop, Dense
 from fedloom.engines.flower.nodes import Elsewhere
-from fedloom.engines.result import Result, model_key, trained_models
+from fedloom.engines.result import Result, check_model, model_key, trained_models
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
 from fedloom.federation.recipes.schema import Recipe
@@ -48,7 +48,7 @@ from fedloom.federation.runs.recorded import json_of, sum_of
 from fedloom.models.build import build_model
 from fedloom.models.changes import PublicOutputs, changed
 from fedloom.models.multitask import MultiTask
-from fedloom.models.nets import PyramidEncoder, infinite, kind
+from fedloom.models.nets import PyramidEncoder, check_weights
 from fedloom.models.signal import Signal
 from fedloom.models.tasks.task import Task, as_plain, as_task
 
@@ -168,6 +168,7 @@ def export(
         whose = "the run" if client is None else f"client {client!r}"
         raise UserError(f"{run}: {whose} has no task {task!r}.{choices('Tasks', task, names)}")
     key = _key(run, models, client, task)
+    check_model(built.module, models[key], run, key)
     tasks = [t for t in held if task in (None, t.name)]
     mine = of_tasks(models[key], {t.name for t in tasks})
     facts = _about(built, key, client, tasks, licence)
@@ -344,7 +345,7 @@ class Bundle:
             raise StateError(f"{file} does not fit {RECIPE}: {error}") from error
         with parsing(f"{folder / WEIGHTS}: cannot be read"):
             weights = load_file(folder / WEIGHTS)
-        _check_weights(weights, module, folder / WEIGHTS)
+        check_weights(weights, module, f"{folder / WEIGHTS} does not fit {RECIPE}")
         stated, (_, checksum) = about.weights_sha256, sum_of(folder / WEIGHTS)
         if stated not in (None, checksum):
             raise StateError(
@@ -366,17 +367,6 @@ def _words(about: About, file: Path) -> Words | None:
         raise StateError(f"{file} was changed after the export: {words.signal} found, expected {about.signal} as in "
                          f"{ABOUT}; export the run again")  # fmt: skip
     return words
-
-
-def _check_weights(weights: Mapping[str, Tensor], module: MultiTask, file: Path) -> None:
-    """Refuse weights with other names or shapes than the model's, and numbers that are not finite."""
-    own = module.state_dict()
-    for name in {**own, **weights}:
-        have, want = ("nothing" if t is None else f"{[*t.shape]}{kind(t)}" for t in (weights.get(name), own.get(name)))
-        if have != want:
-            raise StateError(f"{file} does not fit {RECIPE}: {name}: {have} found, expected {want}")
-        if count := infinite(weights[name], own[name]):
-            raise StateError(f"{file}, {name}: expected finite numbers, found {count} that are not finite")
 
 
 def network(recipe: Recipe, shape: Sequence[int], signal: Signal | None, tasks: Sequence[Task]) -> MultiTask:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedloom.core.errors import StateError
 from fedloom.core.layout import Layout
 from fedloom.engines.flower.nodes import AT_NODE, build_again, build_alone
-from fedloom.engines.result import fill, model_file, model_key, trained_models
+from fedloom.engines.result import check_model, fill, model_file, model_key, trained_models
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.runs.folder import RunFolder, check_parts
@@ -54,7 +54,7 @@ class Finished:
     def network(self, owner: str) -> MultiTask:
         """Return the run's network with one of the models in it, in evaluation mode."""
         module = self.built.modules.get(owner.partition("/")[0], self.built.module)
-        fill(module, self.models[owner], self.folder)
+        fill(module, self.models[owner], self.folder, owner)
         return module.eval()
 
 
@@ -168,6 +168,8 @@ def task_models(folder: str | Path) -> TaskModels:
                 owner_of[own] = owner
             else:
                 several.add(own)
+        for owner in owner_of.values():
+            check_model(built.module, saved[owner], folder, owner)
         if owner_of:
             each = [[saved[o][n].reshape(-1) for n in built.layout.names] for o in sorted({*owner_of.values()})]
             models[task.name] = torch.stack([torch.cat(tensors) for tensors in each]).mean(0)

@@ -498,7 +498,7 @@ def _run(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:
             return None  # its head was never trained
         if key not in modules:
             module = network(recipe, shape, Signal(kind="features"), tasks)
-            fill(module, of_tasks(models[key], {*table.tasks}), folder)
+            fill(module, of_tasks(models[key], {*table.tasks}), folder, key)
             modules[key] = module.eval()
         return modules[key]
 

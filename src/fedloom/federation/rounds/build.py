@@ -30,6 +30,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.federation.rounds.measure import models_to_measure, unmeasured
 from fedloom.federation.rounds.privacy import share_of, terms_of
+from fedloom.federation.runs.recorded import MODEL, verify_model
 from fedloom.methods.method import AGES, Method
 from fedloom.methods.peers.aggregation import at_peers
 from fedloom.methods.private import private
@@ -298,9 +299,11 @@ def starting_model(model: ModelSection, seed: int, dataset: Dataset) -> MultiTas
 def begin_with(module: MultiTask, start: str) -> None:
     """Load the model that all clients of a run share. Raises RecipeError where there is none or it does not fit."""
     path = Path(start).expanduser()
-    file = path / "model.safetensors" if path.is_dir() else path
+    file = path / MODEL if path.is_dir() else path
     if not file.is_file():
         raise RecipeError(f"model.start: {start!r}: the file {file} does not exist; only a finished run has it")
+    if file.name == MODEL:
+        verify_model(file.parent)
     try:
         stored = load_file(file)
     except (OSError, SafetensorError) as error:
