@@ -105,6 +105,15 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 they are half of one, which no file can hold. Tabs and ends of lines are allowed."""
 
 
+LINE = "[^\t\n\u2028\u2029]*"
+"""The pattern of a name that takes one line of a table."""
+
+
+def in_one_line(name: str) -> bool:
+    """Return whether a name takes one line of a table, and has no control characters."""
+    return re.fullmatch(LINE, name) is not None and not CONTROL.search(name)
+
+
 def printable(text: str, kept: str = "", sign: str | None = None) -> str:
     """Return a text with `sign`, else Python's escape, for each character without a shape, which a terminal may obey,
     but for those `kept`."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, in_one_line
 from fedloom.data.prepare import Array, Reading, digest
 from fedloom.data.transforms import MEAN, STD, Crop, Dense
 from fedloom.models.signal import Signal, inferred
@@ -427,6 +427,9 @@ class Dataset:
     group: Array | None = None
 
     def __post_init__(self) -> None:
+        for domain in self.domains:
+            if not in_one_line(domain):
+                raise DataError(f"data set {self.name}: the domain {domain!r} found, expected a name in one line")
         if self.signal is None:
             whole = isinstance(self.train, TensorExamples) and self.train.images.dtype == torch.int64
             object.__setattr__(self, "signal", inferred(self.input_shape, whole))

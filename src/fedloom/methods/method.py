@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedloom.core.codecs import Codec, Raw
 from fedloom.core.context import Fields, Row, State
+from fedloom.core.errors import in_one_line
 from fedloom.core.layout import EMPTY, Layout, Select, Selector, as_select
 from fedloom.core.mean import Mean
 from fedloom.core.outline import Box, Outline, listed
@@ -187,6 +188,8 @@ class Method(Checked):
     def _problems(self) -> Iterator[str]:
         """Yield why the method could not work, in sentences."""
         edge, stage = self.edge.traits, self.stage.traits
+        if not in_one_line(self.name):
+            yield f"{self.name!r} found, expected a name in one line"
         if edge.kind != "row" or edge.reduces:
             yield f"{self.edge!r} compares rows, so it cannot run at the client (edge)"
         if not isinstance(self.edge, Identity) and self.shares_nothing:

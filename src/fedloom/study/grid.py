@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, PrivateAttr
 
-from fedloom.core.errors import RecipeError, StateError, choices, first_of, naming, nearest, warn
+from fedloom.core.errors import RecipeError, StateError, choices, first_of, in_one_line, naming, nearest, warn
 from fedloom.core.settings import renamed
 from fedloom.core.settings.section import Problems, Section, differs, found, value_at
 from fedloom.core.settings.trust import Origin, admit, names_in
@@ -139,8 +139,8 @@ class Grid(Section):
         for key, labels in (("data", self.data), ("bases", self.bases), ("addons", self.addons)):
             seen: dict[str, str] = {}
             for label in labels:
-                if "/" in label or not label.strip():
-                    yield f"{key}.{label}", "a label is a text without '/'"
+                if "/" in label or not label.strip() or not in_one_line(label):
+                    yield f"{key}.{label}", "a label is a text without '/', in one line"
                 elif len(safe(label).encode()) > 200:
                     yield f"{key}.{label}", f"a label has at most 200 bytes, found {len(label.encode())}"
                 if (other := seen.setdefault(safe(label).lower(), label)) != label:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from fedloom.core.errors import CONTROL, StateError, twice
+from fedloom.core.errors import CONTROL, LINE, StateError, printable, twice
 from fedloom.core.settings import renamed
 from fedloom.core.settings.trust import Origin, changed_sources
 from fedloom.core.settings.yaml import parse
@@ -68,40 +68,45 @@ def _open(name: str, /, **fields: Any) -> Any:
     return kind
 
 
+_Name: Any = Annotated[str, Field(pattern=f"^{LINE}$")]
+"""A name in one line; `_loaded` has replaced other control characters."""
+
+
 def _judged(task: Mapping[str, Any]) -> Mapping[str, Any]:
     if task["primary"] not in task["metrics"]:
         raise ValueError(f"primary {task['primary']!r} found, expected one of the metrics")
     return task
 
 
-_TASK: Any = Annotated[_open("Task", primary=str, metrics=dict[str, Literal["max", "min"]]), AfterValidator(_judged)]
+_TASK: Any = Annotated[_open("Task", primary=str, metrics=_Dict[_Name, Literal["max", "min"]]), AfterValidator(_judged)]
 _CLIENT = _open(
     "Client",
-    tasks=dict[str, float],
-    domain=_Maybe[str | None],
+    tasks=_Dict[_Name, float],
+    domain=_Maybe[_Name | None],
     **dict.fromkeys(("train", "val", "test"), _Maybe[Natural]),
 )
 _CHANGE = _open("Change", after_round=Natural, keys=dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]])
 _INFO = _open(
     "Info",
-    tasks=_Dict[str, _TASK],
-    clients=_Dict[str, _CLIENT],
-    status=str,
+    tasks=_Dict[_Name, _TASK],
+    clients=_Dict[_Name, _CLIENT],
+    status=_Name,
+    method=_Maybe[_Name],
     **dict.fromkeys(("redrawn", "validated"), _Maybe[float]),
     files=_Maybe[dict[str, list[int | str]]],
     changes=_Maybe[_List[_CHANGE]],
     recipe=_Maybe[dict[str, Any]],
     table=_Maybe[_open("Table", minimum=Natural) | None],
     origins=_Maybe[dict[str, dict[str, Any]]],
-    **dict.fromkeys(("fedloom", "method", "recipe_text", "layout_hash"), _Maybe[str]),
+    **dict.fromkeys(("fedloom", "recipe_text", "layout_hash"), _Maybe[str]),
     **dict.fromkeys(("rounds", "final_round", "parameters"), _Maybe[Natural]),
 )
 # recipe.yaml, as far as readers of runs look at it
 _SECTIONS = ("data", "partition", "model", "method", "training", "runtime", "evaluation", "early_stopping", "peers")
 _RECIPE = _open(
-    "Recipe", name=_Maybe[str], seed=_Maybe[Natural], **dict.fromkeys(_SECTIONS, _Maybe[dict[str, Any] | None])
+    "Recipe", name=_Maybe[_Name], seed=_Maybe[Natural], **dict.fromkeys(_SECTIONS, _Maybe[dict[str, Any] | None])
 )
-_METRIC = _open("Metric", client=str | None, **dict.fromkeys(("task", "metric", "model", "split"), str), value=Number)
+_METRIC = _open("Metric", client=str | None, **dict.fromkeys(("task", "metric", "model", "split"), _Name), value=Number)
 
 
 def _square(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -210,7 +215,9 @@ def _first(error: ValidationError) -> tuple[str, str]:
     """Return (field, problem) of the first that is wrong."""
     first = error.errors(include_url=False)[0]
     problem = first["msg"].removeprefix("Value error, ")
-    return ".".join(map(str, first["loc"])), problem[:1].lower() + problem[1:]
+    if first["type"] == "string_pattern_mismatch":  # of `_Name`
+        problem = f"{first['input']!r} found, expected a name in one line"
+    return printable(".".join(map(str, first["loc"]))), problem[:1].lower() + problem[1:]
 
 
 def text_of(file: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import DataError, RecipeError, at, choices, line_of
+from fedloom.core.errors import DataError, RecipeError, at, choices, in_one_line, line_of
 from fedloom.core.settings.section import as_plain
 from fedloom.models.tasks.dense import Depth, Edge, Normals, Semseg
 from fedloom.models.tasks.labels import Classification, Kept, Multilabel, Ordinal, Regression, labelled
@@ -39,8 +39,9 @@ class Measured:
         score, direction = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
         if direction is None:
             direction = "min" if getattr(score, "higher_is_better", None) is False else "max"
-        if not isinstance(name, str) or name == "loss":
-            raise RecipeError(f"task {task!r}, metrics: the name {name!r} found, expected a text that is not 'loss'")
+        if not isinstance(name, str) or name == "loss" or not in_one_line(name):
+            wanted = "expected a text that is not 'loss', in one line"
+            raise RecipeError(f"task {task!r}, metrics: the name {name!r} found, {wanted}")
         if not callable(score) or isinstance(score, type) or direction not in ("max", "min"):
             forms = "a function of (outputs, labels), an object of torchmetrics, or a pair of one of them and"
             raise RecipeError(f"task {task!r}, metrics: {name!r} is {value!r}, expected {forms} 'max' or 'min'")
