@@ -23,9 +23,10 @@ from fedloom.cli import train
 from fedloom.cli.app import main
 from fedloom.core.settings.renamed import FOLDERS
 from fedloom.errors import StateError
+from fedloom.experiments.tune import Curve, chosen_of, curves_csv
 from fedloom.study.comparison import compare as side_by_side
 from fedloom.study.grid import Cell, open_folder, save
-from fedloom.study.results import HEAD, of_grid, of_seeds, read_seeds
+from fedloom.study.results import HEAD, SeedLine, Seeds, of_grid, of_seeds, read_seeds
 from fedloom.study.significance import contrasts
 from grid_support import DEA, FEDAVG, WORSE, benchmark, paper_grid, write_grid, write_run
 
@@ -348,3 +349,17 @@ def test_the_demo_says_each_methods_change(tmp_path: Path) -> None:
     tested = [t for t in contrasts(of_grid(*open_folder(tmp_path / "g"))).tests if t.row is None and t.gains]
     assert len(sentences) == len(tested) > 0
     assert all(s.startswith(t.method) and f"{t.mean:+.1f} %" in s for s, t in zip(sentences, tested, strict=True))
+
+
+@pytest.mark.parametrize(
+    "label", ["=1+1", "'=1+1", "''@a", "+DEA (a)", "'+DEA (a)", "+DEA", "-", "'a", "'", "@", '"=a"', "=a,b"]
+)
+def test_labels_that_look_like_formulas_are_read_as_they_were(label: str, tmp_path: Path) -> None:
+    line = SeedLine(label, label, 0, label, label, 0.5, "max", 0.1, 0.2, 3.0)
+    made = Seeds("s", (line,))
+    (tmp_path / "s.csv").write_text(made.to_csv())
+    assert read_seeds(tmp_path / "s.csv").lines == made.lines
+    curve = Curve(label, {'{"x": 1}': 2.0}, False)
+    (tmp_path / "curves.csv").write_text(curves_csv([(label, curve)]))
+    assert chosen_of(tmp_path / "curves.csv") == {label: {label: {"x": 1}}}
+    assert not re.search(r"(^|[,\n])\"?([=@]|[+-][^,]*\()", made.to_csv())

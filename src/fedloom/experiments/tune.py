@@ -45,7 +45,7 @@ from fedloom.study.grid import (
     takes_name,
     write,
 )
-from fedloom.study.output import Records
+from fedloom.study.output import Records, without_mark
 from fedloom.study.results import SIGNED, Values, of_grid
 from fedloom.study.statistics import delta_m
 
@@ -441,6 +441,8 @@ def chosen_of(file: Path) -> dict[str, dict[str, Changes]]:
     """Return data set -> combination -> chosen settings of a file of `curves_csv`. Raises StateError for others."""
     try:
         rows = [row for row in csv.DictReader(io.StringIO(file.read_text("utf-8"))) if row["chosen"] == "True"]
-        return nested((row["data"], row["method"], json.loads(row["settings"])) for row in rows)
-    except (OSError, KeyError, ValueError) as error:
+        return nested(
+            (without_mark(row["data"]), without_mark(row["method"]), json.loads(row["settings"])) for row in rows
+        )
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"{file}: no file of trials, which `fedloom study claims --run` writes ({error})") from None

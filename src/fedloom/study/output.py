@@ -276,13 +276,19 @@ def json_text(value: Any) -> str:
     return json.dumps(plainly(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-_FORMULA = re.compile(r"[=@]|[+-].*[(|!]")
+_FORMULA = re.compile(r"'*([=@]|[+-].*[(|!])")
+"""With quotation marks in front, so that `without_mark` gives back each text."""
 
 
 def no_formula(cell: Any) -> Any:
     """Return a cell, behind a quotation mark where it is a text that a spreadsheet would compute: the name of a class
     or of a method is chosen by whoever made the model or the run."""
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+
+
+def without_mark(cell: str) -> str:
+    """Return the text that `no_formula` made into a cell."""
+    return cell[1:] if _FORMULA.match(cell) and cell[0] == "'" else cell
 
 
 def _csv(cell: Value) -> object:

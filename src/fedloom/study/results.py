@@ -17,7 +17,7 @@ from fedloom.core.errors import RecipeError, StateError, at, nearest
 from fedloom.core.grouping import grouped, nested
 from fedloom.federation.runs.reader import ARROWS, IN_VAIN, NOTHING, POOLED, Final, Run, TaskMetric, best_round, mean_of
 from fedloom.study.grid import NO_VALIDATION, SMALLEST, Cell, Grid, Reference, cells, is_over, refused_in, together
-from fedloom.study.output import HasTable, Records, Table, span
+from fedloom.study.output import HasTable, Records, Table, span, without_mark
 from fedloom.study.statistics import Estimate, delta_m, delta_terms, mean_of_known
 
 Values = Mapping[int, Mapping[str, float]]
@@ -833,7 +833,8 @@ def read_seeds(file: Path) -> Seeds:
             for key, found in zip(HEAD[-2:], more[-2:], strict=True):
                 if found < 0:
                     raise ValueError(f"{key}: expected a number of 0 or more, found {found:g}")
-            names = row["data"], row["method"], int(row["seed"]), row["task"], row["metric"]
+            data, method, task, metric = (without_mark(row[key]) for key in ("data", "method", "task", "metric"))
+            names = data, method, int(row["seed"]), task, metric
             if names[:4] in lines:
                 raise ValueError(f"a second number of {', '.join(map(str, names[:4]))}")
             measured = names[4], row["direction"]
