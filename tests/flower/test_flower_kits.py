@@ -310,6 +310,8 @@ def test_a_key_that_the_server_refuses_and_its_end_are_told(kits: Path) -> None:
     )
     assert (code, "sites/clinic.pub: no key" in said, "in use\n" in said) == (7, True, False), said
     assert "The server ended, and the lines above say why" in said
+    code, said = run_script(kits / "server", "start.sh", flwr="exit 1", fedloom="", **{"flower-superlink": "exit 1"})
+    assert (code, "port 9191 is\ntaken, perhaps by a server that runs already" in said) == (1, True), said
 
 
 def test_a_node_that_ends_is_checked_and_tried_again(kits: Path) -> None:
@@ -318,6 +320,7 @@ def test_a_node_that_ends_is_checked_and_tried_again(kits: Path) -> None:
     code, said = run_script(kits / "clinic", "start.sh", fedloom=fedloom, **{"flower-supernode": "echo started"})
     assert (code, said.count("started"), said.count("WRONG clock")) == (1, 5, 6), said
     assert said.count("The node of clinic ended") == 5
+    assert "port 9100 is taken, so press\nCtrl-C, then: PORT=9101 ./start.sh" in said
     code, said = run_script(kits / "clinic", "start.sh", fedloom="echo WRONG data; exit 1")
     assert (code, "started" in said) == (1, False), said
 
