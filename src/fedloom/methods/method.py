@@ -29,6 +29,22 @@ AGES: Fields = frozenset({"extra:staleness", "extra:age"})
 """A row's age among peers that do not wait: the peer's own local rounds, and simulated seconds, since it was made."""
 PROVIDED: Fields = frozenset({"extra:steps", "extra:domain", "extra:tasks", "extra:classes"}) | AGES
 """Extras that a round can provide."""
+EXTRAS = {
+    "a": "a number that follows from its number of training steps",
+    "classes": "the number of training examples of each class, of the first of {}",
+    "cluster": "which of several received models it trained",
+    "domain": "the name of its domain",
+    "edges": "the numbers of its links to other sites",
+    "loss_received": "the loss of the received model on its validation examples",
+    "loss_trained": "the loss of the trained model on its validation examples",
+    "projections": "projections of its shared parameters, one for each link",
+    "prototype_labels": "how many training examples are behind each mean of a class",
+    "prototypes": "the mean features of each class of {} (with one training example, these are its own)",
+    "share": "the share of its training examples that one of several received models fits best",
+    "steps": "its number of training steps",
+    "tasks": "the names of its tasks",
+}
+"""Extra, without a number at its end -> what a site that sends it tells; {} stands for its tasks that have classes."""
 
 
 @dataclass(frozen=True)

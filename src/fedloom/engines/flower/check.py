@@ -23,6 +23,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.lazy import need
 from fedloom.core.untrusted import shown
 from fedloom.engines.flower.nodes import NodeConfig, own_data, own_table
+from fedloom.engines.flower.sends import sentences
 from fedloom.engines.flower.terms import Offer, SitePolicy, agree_to_statistics, agree_to_withhold, withheld
 from fedloom.engines.flower.wire import public_key
 from fedloom.federation.recipes.loader import load
@@ -59,7 +60,9 @@ def findings(
         yield _guard("certificates", _valid, own.with_name("ca.crt"), own)
     yield _guard("sizes", _sizes, app)
     if home is not None:
-        yield _guard("node", _node, app, home)
+        told: list[Finding] = []
+        yield _guard("node", _node, app, home, told)
+        yield from told
     if key is not None:
         yield _guard("key", _key, key)
     if superlink is not None:
@@ -167,13 +170,14 @@ def _sizes(app: Path) -> str:
     return f"{planned.bytes_up} bytes up and {planned.bytes_down} down per round, for {len(planned.clients)} clients"
 
 
-def _node(app: Path, home: Path) -> str:
+def _node(app: Path, home: Path, told: list[Finding]) -> str:
+    """Check a node's settings and data against the recipe; `told` receives what a run uses and sends of them."""
     if not home.is_dir():
         raise UserError(f"{home} is not a folder")
     config = NodeConfig.read(home / "node.yaml")
     terms = config.terms or SitePolicy()
     file = _recipe(app)
-    terms.agree_to_offer(Offer.of(file))
+    terms.agree_to_offer(offer := Offer.of(file))
     recipe, own = load(file), public_key(home)
     terms.agree(recipe)
     hidden = withheld(config.terms, recipe.privacy, config.data is not None)
@@ -191,6 +195,10 @@ def _node(app: Path, home: Path) -> str:
     if (table := own_table(recipe, config)) is not None:
         agree_to_statistics(config.terms, hidden, recipe.privacy)
     dataset, client = own_data(recipe, config, table)
+    told += [(use, True, text) for use, _, text in sentences(recipe, config, dataset, client, table)]
+    if terms.recipes != (offer.sha256,) or terms.changes:
+        pinned = f"terms.recipes [{offer.sha256}] and terms.changes [] in node.yaml refuse that"
+        told.append(("use", True, f"a run may bring another recipe, for which these lines do not hold; {pinned}"))
     sizes = ", ".join(f"{len(client.part(split))} {split}" for split in ("train", "val", "test"))
     return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples, key {own}" + "".join(
         f"; note: {doubt}" for doubt in dataset.doubts

@@ -36,7 +36,7 @@ def visibility(built: Built) -> list[str]:
         return [f"who sees what: {who} sees no updates, but {values} of the clients"] if values else []
     local = built.terms is not None and built.terms.trust == "local"
     sees = "individual updates, with noise" if local else "individual updates"
-    counts = _label_counts(built)
+    counts = [f"who sees what: {text}" for text in label_counts(built)]
     if peers is not None:
         return [f"who sees what: each peer sees {sees} of the peers it hears", *counts]
     stages = in_turn(method.stage)
@@ -46,7 +46,7 @@ def visibility(built: Built) -> list[str]:
     return [f"who sees what: the server sees {sees}; of these {needs}", *mixes, *counts]
 
 
-def _label_counts(built: Built) -> list[str]:
+def label_counts(built: Built) -> list[str]:
     """Return a sentence that names the tasks whose label counts updates show; nothing where noise hides them."""
     if built.terms is not None and built.terms.trust == "local":
         return []
@@ -57,7 +57,7 @@ def _label_counts(built: Built) -> list[str]:
         return []
     despite = "; clipping and noise at the server do not hide it" if built.terms is not None else ""
     return [
-        f"who sees what: the update of a head's bias reveals how many examples of each class a client has, in "
+        f"the update of a head's bias reveals how many examples of each class a client has, in "
         f"{', '.join(tasks)} ({LABELS}{despite}); it does not where heads stay with the clients (fedper)"
     ]
 

@@ -1,0 +1,141 @@
+"""Sentences about what a run uses and sends of a site; they follow from the recipe, the method and the site's terms.
+
+Each comes with the names of the fields of messages that it covers, as nodes encode them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from fedloom.core.codecs import Raw, by_block
+from fedloom.core.errors import UserError, first_of
+from fedloom.data.dataset import Dataset
+from fedloom.data.tables.table import OwnTable
+from fedloom.engines.flower.nodes import NodeConfig, about, build_at, fitted_of
+from fedloom.engines.flower.terms import withheld
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.build import method_of
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import BuiltClient
+from fedloom.federation.rounds.messages import blank, nothing, rows_of
+from fedloom.federation.rounds.seen import label_counts
+from fedloom.methods.method import EXTRAS
+from fedloom.models.signal import sized
+from fedloom.models.tasks.labels import Classification, Regression
+from fedloom.training.flat import integer_buffers
+
+Sentences = Iterator[tuple[str, str, str]]
+"""(use, sends or stays; fields, separated by spaces; a sentence)."""
+
+
+def sentences(
+    recipe: Recipe, config: NodeConfig, dataset: Dataset, client: BuiltClient, own: OwnTable | None
+) -> Sentences:
+    """Yield what a run does with a site's own data; `own` is its table, where statistics of it are sent."""
+    method, hidden = method_of(recipe), withheld(config.terms, recipe.privacy, True)
+    counted = "examples" not in hidden and method.counts_examples
+    report = about(client, dataset, counted, None if own is None else own.report)
+    tasks = [task for task, _ in client.tasks.values()]
+    kinds = ", ".join(f"{task.name} ({task.kind})" for task in tasks)
+    yield (
+        "use",
+        "",
+        f"train and measure a model of {kinds} with {method.name}, in at most {recipe.training.rounds} rounds",
+    )
+    scales = [
+        f", for {task.name} with mean {known.mean:.4g} and deviation {known.std:.4g}"
+        for task in tasks
+        if isinstance(known := task.known, Regression)
+    ]
+    sizes = ", ".join(f"{len(client.part(split)):,} {split}" for split in ("train", "val", "test"))
+    joins = (
+        f"its name {client.id}, its public key, versions of fedloom and torch, what it withholds",
+        f"the names, loss weights and settings of its tasks{''.join(scales)}",
+        f"its domain {client.domain}" if client.domain else "",
+        f"the names of the classes of {first_of(report.digests)}" if report.digests else "",
+        f"the kind and size of its inputs ({sized(report.input_shape, report.signal)})" if own is None else "",
+        f"the exact numbers of examples: {sizes}" if counted else "which of train, val and test have examples",
+    )
+    named = (
+        "client key signature versions withheld tasks weights domain classes digests input_shape signal sizes counted"
+    )
+    yield "sends", named, f"when it joins, {'; '.join(filter(None, joins))}"
+    if own is not None:
+        columns, private = first_of([*own.report.sent, *own.report.shares]), recipe.privacy
+        what = (
+            "counts (also of missing cells), means, squared deviations; of a category, each of its texts with a count"
+        )
+        if private is not None:
+            who = "this node" if private.trust == "local" else "the server"
+            what = f"the share with a value, sums of values and of squares, to which {who} adds noise"
+        read, least = "the names, kinds and listed values of its table's columns", own.report.minimum
+        rows = f"of {columns} in training rows, as far as at least {least} rows make up a number"
+        yield "sends", "table", f"when it joins, {read}; {rows}, {what}"
+    try:
+        fitted = None if own is None else fitted_of(recipe, {client.id: report})
+        built = build_at(recipe, config, tuple(tasks), fitted)
+    except UserError as error:
+        yield "sends", "", f"in rounds, what cannot be said before the run: {error}"
+        return
+    yield from _trained(built, client, hidden, counted, own is not None)
+    models = " and ".join(name for name in recipe.evaluation.models if name in (*built.models, "trained"))
+    names = [*dict.fromkeys(name for task in tasks for name in task.metrics), *["loss"][: "losses" not in hidden]]
+    parts = " and ".join(f"{len(client.part(split)):,} {split}" for split in recipe.evaluation.splits)
+    every = "round" if recipe.evaluation.every == 1 else f"{recipe.evaluation.every} rounds and the last"
+    measured = f"scores of {models} models on its {parts} examples ({first_of(names, 9)})"
+    scores = "no scores" if "scores" in hidden else f"at the start and after each {every}, {measured}"
+    yield "sends", "withheld" if "scores" in hidden else "scores", scores
+    replies = "the run and the round that it belongs to, or why the node refuses, such as the term that forbids it"
+    yield "sends", "format run round layout tree bfloat16 error again", f"in each message, {replies}"
+    for text in label_counts(built):
+        yield "sends", "", text
+    part = method.private_part(built.layout)
+    kept = f", the {part.d:,} parameters of {first_of(part.names)}" if part.blocks else ""
+    codes = f", unless the recipe's own code does otherwise ({first_of(built.origins)})" if built.origins else ""
+    yield "stays", "", f"rows, single labels, predictions of single examples, states of optimisers{kept}{codes}"
+
+
+def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted: bool, vague: bool) -> Sentences:
+    """Yield what a client sends after training; `vague`: inputs depend on other sites' tables, too."""
+    method, section, peers = built.method, built.recipe.privacy, built.recipe.peers
+    rows = rows_of(built, [client.id])
+    counts = by_block(blank(built.shared, built.federation, rows, nothing(len(rows), built.shared.d)), 1)
+    parts = [f"{role}{f' of {task}' * bool(task)} {n:,}" for (role, task), n in counts.items()]
+    more = built.federation.unified and not method.turn.by_task and any(role == "head" for role, _ in counts)
+    others = " and heads of other sites' tasks" if more else ""
+    codec = "" if isinstance(method.codec, Raw) else f", packed by {type(method.codec).__name__}"
+    noise = "; no differential privacy"
+    if section is not None and built.terms is not None:
+        budget = f"noise {section.noise}" if section.bound is None else f"epsilon at most {section.bound:g}"
+        who = "the server adds to the sum of all sites, not to this update"
+        if section.trust == "local":
+            who = f"this node adds, after scaling the update to a length of at most {section.clip:g}"
+        noise = f"; differential privacy ({budget}, delta {section.delta:g}) by noise that {who}"
+    classes = first_of([name for name, (task, _) in client.tasks.items() if isinstance(task.known, Classification)])
+    pooled, total = method.buffers != "local", f"{'about ' * vague}{sum(counts.values()):,}"
+    extras = {
+        name: EXTRAS.get(name.rstrip("0123456789"), f"{name}, unknown to fedloom") for name in sorted(method.extras)
+    }
+    floats = built.shared_buffers.d * pooled
+    sent = {
+        "packed": f"how training changed {total} parameters ({first_of(parts, 9)}){others}{codec}{noise}"
+        if counts
+        else "",
+        **{f"extra.{name}": text.format(classes) for name, text in extras.items()},
+        **{f"side.{name}": f"a {name} vector over these parameters" for name in method.auxiliary},
+        "support": "which parameters training changed" * method.wants_support,
+        "buffers": f"{floats:,} running means and variances of features" if floats else "",
+        "integers": "counters of batches" if pooled and integer_buffers(built.module) else "",
+        "n tasks"
+        + " steps examples" * counted: f"{'exact' if counted else 'no'} numbers of training examples and steps",
+        "loss": "" if "losses" in hidden else "training losses",
+        "seconds waiting finite": "the seconds of training, and whether it failed",
+    }
+    whom = "the server, without secure aggregation"
+    if peers is not None:
+        signals = f" and signals by which they judge it ({first_of(peers.similarity.signals)})" if peers.judges else ""
+        whom = f"other sites{signals}, through the server, which sees it and hears how models were mixed"
+    names = " ".join(name for name, text in sent.items() if text)
+    names += " peer_messages records events up down" * (peers is not None)
+    said = "; ".join(dict.fromkeys(filter(None, sent.values())))
+    yield "sends", names, f"after each training, to {whom}: {said}"
