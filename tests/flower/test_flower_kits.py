@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from datetime import datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,15 @@ def test_a_site_checks_its_data_with_its_kit_alone(tmp_path: Path) -> None:
     (tmp_path / "kits" / "clinic").rename(tmp_path / "clinic")
     code, said = told("check", str(tmp_path / "clinic"))
     assert (code, "client 'clinic', tasks digit" in said, "of a start kit" in said) == (0, True, True), said
+    assert "ok    sends: after each training, to the server" in said
+    assert "the node of clinic" in (tmp_path / "clinic" / "READ-ME-FIRST.txt").read_text()
+    node = tmp_path / "clinic" / "home" / "node.yaml"
+    pinned = {"recipes": [sha256((tmp_path / "clinic" / "recipe.yaml").read_bytes()).hexdigest()]}
+    node.write_text(yaml.safe_dump({**yaml.safe_load(node.read_text()), "terms": pinned}))
+    assert ("may bring another recipe" in said, "another recipe" in told("check", str(node.parents[1]))[1]) == (
+        True,
+        False,
+    )
     (tmp_path / "data" / "clinic.npz").unlink()
     code, said = told("check", str(tmp_path / "clinic"))
     assert (code, "WRONG node: " in said) == (1, True), said

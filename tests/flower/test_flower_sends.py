@@ -13,7 +13,7 @@ from sites_support import Go, recipe
 pytest.importorskip("flwr")
 
 from fedloom.engines.flower.engine import LocalGrid
-from fedloom.engines.flower.nodes import NodeConfig, own_data
+from fedloom.engines.flower.nodes import NodeConfig, own_data, own_table
 from fedloom.engines.flower.sends import sentences
 from fedloom.engines.flower.wire import decode
 
@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "losses beside the update": ("method=fedga",),
     "steps beside the update": ("method=fednova",),
     "a share of examples for each model": ("method=fedsoft",),
-    "running statistics": ("model={name: small-cnn, norm: batch}",),
+    "running statistics": ("model={name: resnet10, width: 4}",),
     "central noise": (PRIVATE[0], PRIVATE[1] % "central"),
     "local noise": (PRIVATE[0], PRIVATE[1] % "local"),
     "peers": ("peers={choose: {top: 1}, similarity: {signals: {features: 0.5, gradient: 0.5}}}",),
@@ -80,3 +80,24 @@ def test_each_field_that_leaves_is_named_and_no_other(
     assert named - sent.keys() - always <= peers, text
     if case in ("its own heads, and scores after training", "local noise"):  # no heads of others are beside its own
         assert f"changed {sent['packed']['values'].numel():,} parameters" in text
+
+
+@pytest.mark.parametrize("trust", [None, "central", "local"])
+def test_statistics_of_a_table_are_named_with_who_adds_noise(tmp_path: Path, trust: str | None) -> None:
+    if trust is not None:
+        pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    lines = ["age,ward,ill", *(f"{40 + i % 30},{'ab'[i % 2]},{i % 30 // 15}" for i in range(60))]
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    data = {"name": "table", "path": str(tmp_path / "own.csv"), "inputs": {"age": "number", "ward": ["a", "b"]}}
+    data |= {"tasks": {"ill": {"kind": "binary", "classes": ["0", "1"]}}, "ranges": {"age": [0, 110]}}
+    config = NodeConfig.model_validate({"client": "clinic", "data": data})
+    section = [] if trust is None else [f"privacy={PRIVATE[1].partition('=')[2] % trust}"]
+    one = recipe("model={name: mlp, hidden: [4]}", "method={name: fedavg, weights: uniform}", *section)
+    own = own_table(one, config)
+    assert own is not None
+    said = [*sentences(one, config, *own_data(one, config, own), own)]
+    (table,) = (text for _, fields, text in said if fields == "table")
+    assert f"of {', '.join([*own.report.sent, *own.report.shares])} in training rows" in table
+    who = {None: "counts (also of missing cells), means", "central": "the server adds noise", "local": "this node adds"}
+    assert who[trust] in table
+    assert any("how training changed about" in text for _, _, text in said), said

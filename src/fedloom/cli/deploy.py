@@ -185,7 +185,10 @@ def check(
     home: Annotated[Path | None, option("This node's folder, with node.yaml.", file_okay=False)] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Check versions, sizes, keys, certificates, clocks and ports. The exit code is 1 if a check fails."""
+    """Check versions, data, keys, certificates, clocks and ports, and say what a run uses and sends of this site.
+
+    The exit code is 1 if a check fails.
+    """
     from fedloom.engines.flower.check import findings
 
     checks = list(findings(app, superlink, root_certificates, key, home))

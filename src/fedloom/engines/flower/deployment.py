@@ -153,6 +153,7 @@ def provision(file: Path, out: Path) -> list[Path]:
         (kit / "home" / "node.yaml").write_text(to_yaml(node), "utf-8")
         keys[name] = public_key(kit / "home")
         _script(kit / "check.sh", "check.sh", **values)
+        (kit / "READ-ME-FIRST.txt").write_text(_filled("kit", site=name, **values), "utf-8")
         _script(kit / "start.sh", "site.sh", site=name, **values)
     listed = ", ".join(f"{name!r}: {key}" for name, key in keys.items())
     changes += [f"runtime.flower.keys={{{listed}}}", f"runtime.flower.nodes={len(keys)}"]

@@ -37,11 +37,8 @@ def sentences(
     report = about(client, dataset, counted, None if own is None else own.report)
     tasks = [task for task, _ in client.tasks.values()]
     kinds = ", ".join(f"{task.name} ({task.kind})" for task in tasks)
-    yield (
-        "use",
-        "",
-        f"train and measure a model of {kinds} with {method.name}, in at most {recipe.training.rounds} rounds",
-    )
+    rounds = recipe.training.rounds
+    yield "use", "", f"train and measure a model of {kinds} with {method.name}, in at most {rounds} rounds"
     scales = [
         f", for {task.name} with mean {known.mean:.4g} and deviation {known.std:.4g}"
         for task in tasks
@@ -49,22 +46,19 @@ def sentences(
     ]
     sizes = ", ".join(f"{len(client.part(split)):,} {split}" for split in ("train", "val", "test"))
     joins = (
-        f"its name {client.id}, its public key, versions of fedloom and torch, what it withholds",
+        f"its name {client.id}, public keys, versions of fedloom and torch, what it withholds",
         f"the names, loss weights and settings of its tasks{''.join(scales)}",
         f"its domain {client.domain}" if client.domain else "",
-        f"the names of the classes of {first_of(report.digests)}" if report.digests else "",
+        f"the names of the classes of {first_of(report.digests)}, or their checksum" if report.digests else "",
         f"the kind and size of its inputs ({sized(report.input_shape, report.signal)})" if own is None else "",
+        "a checksum of its list of words" if report.signal is not None and report.signal.digest else "",
         f"the exact numbers of examples: {sizes}" if counted else "which of train, val and test have examples",
     )
-    named = (
-        "client key signature versions withheld tasks weights domain classes digests input_shape signal sizes counted"
-    )
-    yield "sends", named, f"when it joins, {'; '.join(filter(None, joins))}"
+    named = "client key signature versions withheld tasks weights domain classes digests"
+    yield "sends", f"{named} input_shape signal sizes counted", f"when it joins, {'; '.join(filter(None, joins))}"
     if own is not None:
         columns, private = first_of([*own.report.sent, *own.report.shares]), recipe.privacy
-        what = (
-            "counts (also of missing cells), means, squared deviations; of a category, each of its texts with a count"
-        )
+        what = "counts (also of missing cells), means, squared deviations; of a category, its texts with their counts"
         if private is not None:
             who = "this node" if private.trust == "local" else "the server"
             what = f"the share with a value, sums of values and of squares, to which {who} adds noise"
@@ -85,7 +79,7 @@ def sentences(
     measured = f"scores of {models} models on its {parts} examples ({first_of(names, 9)})"
     scores = "no scores" if "scores" in hidden else f"at the start and after each {every}, {measured}"
     yield "sends", "withheld" if "scores" in hidden else "scores", scores
-    replies = "the run and the round that it belongs to, or why the node refuses, such as the term that forbids it"
+    replies = "its run and round, or why the node refuses, such as the term that forbids it, or the type of an error"
     yield "sends", "format run round layout tree bfloat16 error again", f"in each message, {replies}"
     for text in label_counts(built):
         yield "sends", "", text
@@ -102,7 +96,7 @@ def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted
     counts = by_block(blank(built.shared, built.federation, rows, nothing(len(rows), built.shared.d)), 1)
     parts = [f"{role}{f' of {task}' * bool(task)} {n:,}" for (role, task), n in counts.items()]
     more = built.federation.unified and not method.turn.by_task and any(role == "head" for role, _ in counts)
-    others = " and heads of other sites' tasks" if more else ""
+    others = " and heads of other sites' tasks, if any" if more else ""
     codec = "" if isinstance(method.codec, Raw) else f", packed by {type(method.codec).__name__}"
     noise = "; no differential privacy"
     if section is not None and built.terms is not None:
@@ -113,29 +107,26 @@ def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted
         noise = f"; differential privacy ({budget}, delta {section.delta:g}) by noise that {who}"
     classes = first_of([name for name, (task, _) in client.tasks.items() if isinstance(task.known, Classification)])
     pooled, total = method.buffers != "local", f"{'about ' * vague}{sum(counts.values()):,}"
-    extras = {
-        name: EXTRAS.get(name.rstrip("0123456789"), f"{name}, unknown to fedloom") for name in sorted(method.extras)
-    }
+    extras = {name: EXTRAS.get(name.rstrip("0123456789"), f"{name}, unknown to fedloom") for name in method.extras}
     floats = built.shared_buffers.d * pooled
+    update = f"how training changed {total} parameters" if peers is None else f"{total} parameters, or how they changed"
     sent = {
-        "packed": f"how training changed {total} parameters ({first_of(parts, 9)}){others}{codec}{noise}"
-        if counts
-        else "",
-        **{f"extra.{name}": text.format(classes) for name, text in extras.items()},
+        "packed": f"{update} ({first_of(parts, 9)}){others}{codec}{noise}" if counts else "",
+        **{f"extra.{name}": text.format(classes) for name, text in sorted(extras.items())},
         **{f"side.{name}": f"a {name} vector over these parameters" for name in method.auxiliary},
         "support": "which parameters training changed" * method.wants_support,
         "buffers": f"{floats:,} running means and variances of features" if floats else "",
         "integers": "counters of batches" if pooled and integer_buffers(built.module) else "",
-        "n tasks"
-        + " steps examples" * counted: f"{'exact' if counted else 'no'} numbers of training examples and steps",
+        "n tasks": f"{'exact' if counted else 'no'} numbers of training examples and steps",
         "loss": "" if "losses" in hidden else "training losses",
         "seconds waiting finite": "the seconds of training, and whether it failed",
     }
     whom = "the server, without secure aggregation"
     if peers is not None:
-        signals = f" and signals by which they judge it ({first_of(peers.similarity.signals)})" if peers.judges else ""
-        whom = f"other sites{signals}, through the server, which sees it and hears how models were mixed"
+        signals = first_of(peers.similarity.signals if peers.judges else ["none"])
+        whom = f"other sites, with requests, loss weights and signals to judge it by ({signals})"
+        whom += ", through the server, which sees all of it and hears how models were mixed"
     names = " ".join(name for name, text in sent.items() if text)
-    names += " peer_messages records events up down" * (peers is not None)
+    names += " steps examples" * counted + " peer_messages records events up down" * (peers is not None)
     said = "; ".join(dict.fromkeys(filter(None, sent.values())))
     yield "sends", names, f"after each training, to {whom}: {said}"
