@@ -22,6 +22,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "fedavg": (),
     "its own heads, and scores after training": ("model.heads=own", "evaluation.models=[global, trained]"),
     "prototypes": ("method=fedproto",),
+    "nothing but numbers": ("method=local",),
     "an auxiliary vector": ("method=scaffold",),
     "a row per task, packed": ("method=matu",),
     "losses beside the update": ("method=fedga",),

@@ -31,7 +31,7 @@ PROVIDED: Fields = frozenset({"extra:steps", "extra:domain", "extra:tasks", "ext
 """Extras that a round can provide."""
 EXTRAS = {
     "a": "a number that follows from its number of training steps",
-    "classes": "the number of training examples of each class, of the first of {}",
+    "classes": "the number of training examples of each class, of the first task among {}",
     "cluster": "which of several received models it trained",
     "domain": "the name of its domain",
     "edges": "the numbers of its links to other sites",

@@ -86,7 +86,7 @@ def sentences(
     part = method.private_part(built.layout)
     kept = f", the {part.d:,} parameters of {first_of(part.names)}" if part.blocks else ""
     codes = f", unless the recipe's own code does otherwise ({first_of(built.origins)})" if built.origins else ""
-    yield "stays", "", f"rows, single labels, predictions of single examples, states of optimisers{kept}{codes}"
+    yield "stays", "", f"rows, single labels, predictions of its own examples, states of optimisers{kept}{codes}"
 
 
 def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted: bool, vague: bool) -> Sentences:
@@ -111,7 +111,7 @@ def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted
     floats = built.shared_buffers.d * pooled
     update = f"how training changed {total} parameters" if peers is None else f"{total} parameters, or how they changed"
     sent = {
-        "packed": f"{update} ({first_of(parts, 9)}){others}{codec}{noise}" if counts else "",
+        "packed": f"{update} ({first_of(parts, 9)}){others}{codec}{noise}" if counts else "no parameters",
         **{f"extra.{name}": text.format(classes) for name, text in sorted(extras.items())},
         **{f"side.{name}": f"a {name} vector over these parameters" for name in method.auxiliary},
         "support": "which parameters training changed" * method.wants_support,
