@@ -114,7 +114,7 @@ def test_a_site_checks_its_data_with_its_kit_alone(tmp_path: Path) -> None:
     (tmp_path / "kits" / "clinic").rename(tmp_path / "clinic")
     code, said = told("check", str(tmp_path / "clinic"))
     assert (code, "client 'clinic', tasks digit" in said, "of a start kit" in said) == (0, True, True), said
-    assert "ok    sends: after each training, to the server" in said
+    assert "ok    sends: after each training, how training changed" in said
     assert "the node of clinic" in (tmp_path / "clinic" / "READ-ME-FIRST.txt").read_text()
     node = tmp_path / "clinic" / "home" / "node.yaml"
     pinned = {"recipes": [sha256((tmp_path / "clinic" / "recipe.yaml").read_bytes()).hexdigest()]}

@@ -37,7 +37,7 @@ EXTRAS = {
     "edges": "the numbers of its links to other sites",
     "loss_received": "the loss of the received model on its validation examples",
     "loss_trained": "the loss of the trained model on its validation examples",
-    "projections": "projections of its shared parameters, one for each link",
+    "projections": "projections of its parameters, one for each link",
     "prototype_labels": "how many training examples are behind each mean of a class",
     "prototypes": "the mean features of each class of {} (with one training example, these are its own)",
     "share": "the share of its training examples that one of several received models fits best",

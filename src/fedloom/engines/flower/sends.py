@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 
 from fedloom.core.codecs import Raw, by_block
 from fedloom.core.errors import UserError, first_of
+from fedloom.core.grouping import grouped
 from fedloom.data.dataset import Dataset
 from fedloom.data.tables.table import OwnTable
 from fedloom.engines.flower.nodes import NodeConfig, about, build_at, fitted_of
@@ -100,7 +101,9 @@ def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted
     codec = "" if isinstance(method.codec, Raw) else f", packed by {type(method.codec).__name__}"
     noise = "; no differential privacy"
     if section is not None and built.terms is not None:
-        budget = f"noise {section.noise}" if section.bound is None else f"epsilon at most {section.bound:g}"
+        budget = (
+            f"noise multiplier {section.noise:g}" if section.bound is None else f"epsilon at most {section.bound:g}"
+        )
         who = "the server adds to the sum of all sites, not to this update"
         if section.trust == "local":
             who = f"this node adds, after scaling the update to a length of at most {section.clip:g}"
@@ -108,7 +111,7 @@ def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted
     classes = first_of([name for name, (task, _) in client.tasks.items() if isinstance(task.known, Classification)])
     pooled, total = method.buffers != "local", f"{'about ' * vague}{sum(counts.values()):,}"
     extras = {name: EXTRAS.get(name.rstrip("0123456789"), f"{name}, unknown to fedloom") for name in method.extras}
-    floats = built.shared_buffers.d * pooled
+    exact, floats = "exact" if counted else "no", built.shared_buffers.d * pooled
     update = f"how training changed {total} parameters" if peers is None else f"{total} parameters, or how they changed"
     sent = {
         "packed": f"{update} ({first_of(parts, 9)}){others}{codec}{noise}" if counts else "no parameters",
@@ -117,16 +120,15 @@ def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted
         "support": "which parameters training changed" * method.wants_support,
         "buffers": f"{floats:,} running means and variances of features" if floats else "",
         "integers": "counters of batches" if pooled and integer_buffers(built.module) else "",
-        "n tasks": f"{'exact' if counted else 'no'} numbers of training examples and steps",
-        "loss": "" if "losses" in hidden else "training losses",
+        f"n tasks{' steps examples' * counted}": f"{exact} numbers of training examples and steps",
+        "loss": "" if "losses" in hidden else "the losses of training",
         "seconds waiting finite": "the seconds of training, and whether it failed",
     }
-    whom = "the server, without secure aggregation"
+    for text, names in grouped((text, name) for name, text in sent.items() if text).items():
+        yield "sends", " ".join(names), f"after each training, {text}"
+    whom, carried = "the server, which sees it as it is sent: there is no secure aggregation", ""
     if peers is not None:
         signals = first_of(peers.similarity.signals if peers.judges else ["none"])
-        whom = f"other sites, with requests, loss weights and signals to judge it by ({signals})"
-        whom += ", through the server, which sees all of it and hears how models were mixed"
-    names = " ".join(name for name, text in sent.items() if text)
-    names += " steps examples" * counted + " peer_messages records events up down" * (peers is not None)
-    said = "; ".join(dict.fromkeys(filter(None, sent.values())))
-    yield "sends", names, f"after each training, to {whom}: {said}"
+        whom = f"other sites, with requests, loss weights and signals to judge it by ({signals}), through the server"
+        whom, carried = f"{whom}, which sees it and hears how models were mixed", "peer_messages records events up down"
+    yield "sends", carried, f"this goes to {whom}"
