@@ -12,6 +12,7 @@ from sites_support import Go, recipe
 
 pytest.importorskip("flwr")
 
+from fedloom.data.tables.table import OwnTable
 from fedloom.engines.flower.engine import LocalGrid
 from fedloom.engines.flower.nodes import NodeConfig, own_data, own_table
 from fedloom.engines.flower.sends import sentences
@@ -83,22 +84,33 @@ def test_each_field_that_leaves_is_named_and_no_other(
         assert f"changed {sent['packed']['values'].numel():,} parameters" in text
 
 
+def of_table(folder: Path, rows: int, *changes: str) -> tuple[OwnTable, list[tuple[str, str, str]]]:
+    """Return a table of so many rows, and the sentences about it."""
+    lines = ["age,ward,ill", *(f"{40 + i % 30},{'ab'[i % 2]},{i % 2}" for i in range(rows))]
+    (folder / "own.csv").write_text("\n".join(lines))
+    data = {"name": "table", "path": str(folder / "own.csv"), "inputs": {"age": "number", "ward": ["a", "b"]}}
+    data |= {"tasks": {"ill": {"kind": "binary", "classes": ["0", "1"]}}, "ranges": {"age": [0, 110]}}
+    config = NodeConfig.model_validate({"client": "clinic", "data": data})
+    one = recipe("model={name: mlp, hidden: [4]}", "method={name: fedavg, weights: uniform}", *changes)
+    own = own_table(one, config)
+    assert own is not None
+    return own, [*sentences(one, config, *own_data(one, config, own), own)]
+
+
 @pytest.mark.parametrize("trust", [None, "central", "local"])
 def test_statistics_of_a_table_are_named_with_who_adds_noise(tmp_path: Path, trust: str | None) -> None:
     if trust is not None:
         pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
-    lines = ["age,ward,ill", *(f"{40 + i % 30},{'ab'[i % 2]},{i % 30 // 15}" for i in range(60))]
-    (tmp_path / "own.csv").write_text("\n".join(lines))
-    data = {"name": "table", "path": str(tmp_path / "own.csv"), "inputs": {"age": "number", "ward": ["a", "b"]}}
-    data |= {"tasks": {"ill": {"kind": "binary", "classes": ["0", "1"]}}, "ranges": {"age": [0, 110]}}
-    config = NodeConfig.model_validate({"client": "clinic", "data": data})
-    section = [] if trust is None else [f"privacy={PRIVATE[1].partition('=')[2] % trust}"]
-    one = recipe("model={name: mlp, hidden: [4]}", "method={name: fedavg, weights: uniform}", *section)
-    own = own_table(one, config)
-    assert own is not None
-    said = [*sentences(one, config, *own_data(one, config, own), own)]
+    own, said = of_table(tmp_path, 60, *([] if trust is None else [PRIVATE[1] % trust]))
     (table,) = (text for _, fields, text in said if fields == "table")
     assert f"of {', '.join([*own.report.sent, *own.report.shares])} in training rows" in table
     who = {None: "counts (also of missing cells), means", "central": "the server adds noise", "local": "this node adds"}
     assert who[trust] in table
     assert any("how training changed about" in text for _, _, text in said), said
+
+
+def test_what_depends_on_other_sites_is_left_open(tmp_path: Path) -> None:
+    """A site with few rows sends no counts, so its own table does not tell the inputs."""
+    _, said = of_table(tmp_path, 6)
+    assert "cannot be said before the run: " in said[-1][2]
+    assert not any("after each training" in text for _, _, text in said)

@@ -197,8 +197,8 @@ def _node(app: Path, home: Path, told: list[Finding]) -> str:
     dataset, client = own_data(recipe, config, table)
     told += [(use, True, text) for use, _, text in sentences(recipe, config, dataset, client, table)]
     if terms.recipes != (offer.sha256,) or terms.changes:
-        pinned = f"terms.recipes [{offer.sha256}] and terms.changes [] in node.yaml refuse that"
-        told.append(("use", True, f"a run may bring another recipe, for which these lines do not hold; {pinned}"))
+        pin = f"to refuse any other, write recipes: [{offer.sha256}] and changes: [] under terms in node.yaml"
+        told.append(("use", True, f"a run may bring another recipe, for which these lines do not hold; {pin}"))
     sizes = ", ".join(f"{len(client.part(split))} {split}" for split in ("train", "val", "test"))
     return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples, key {own}" + "".join(
         f"; note: {doubt}" for doubt in dataset.doubts

@@ -69,7 +69,7 @@ def sentences(
     try:
         fitted = None if own is None else fitted_of(recipe, {client.id: report})
         built = build_at(recipe, config, tuple(tasks), fitted)
-    except UserError as error:
+    except (UserError, RuntimeError) as error:
         yield "sends", "", f"in rounds, what cannot be said before the run: {error}"
         return
     yield from _trained(built, client, hidden, counted, own is not None)
