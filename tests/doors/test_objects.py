@@ -236,6 +236,14 @@ def test_roles_are_guessed_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert not capsys.readouterr().err
 
 
+def test_cells_of_a_grid_do_not_repeat_notes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDLOOM_TOLD", "1")
+    build(recipe_of(federation(), nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))))
+    assert not capsys.readouterr().err
+
+
 class TwoHeads(nn.Module):
     """Two tasks with one weight for both heads, and a third head whose weight the body uses too."""
 

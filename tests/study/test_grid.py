@@ -645,6 +645,12 @@ def prepared(tmp_path: Path, need: int, seeds: int = 4) -> grid_run.Prepared:
     )
 
 
+def test_a_warning_of_several_cells_is_said_once(tmp_path: Path, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fake(("warning", "data: copies", 0), ("round", 0, 0), ("done", "finished", 0))
+    run_prepared(prepared(tmp_path, 1), Watch(), 2, 10)
+    assert capsys.readouterr().err.count("data: copies") == 1
+
+
 @pytest.mark.parametrize(("jobs", "memory", "most"), [(3, 10_000, 3), (8, 350, 3), (8, 50, 1), (1, 10_000, 1)])
 def test_the_memory_budget_is_kept_but_one_cell_always_runs(fake, tmp_path, jobs, memory, most) -> None:
     fake(("round", 0, 0), ("done", "finished", 0))

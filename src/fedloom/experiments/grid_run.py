@@ -16,12 +16,12 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedloom.core.errors import InUseError, RecipeError, StateError, UserError, at, check_links
+from fedloom.core.errors import TOLD, InUseError, RecipeError, StateError, UserError, at, check_links
 from fedloom.core.grouping import grouped
 from fedloom.core.machine import LOCK, available_memory, cores, locked
 from fedloom.engines import processes
@@ -53,6 +53,11 @@ _LEFT_BY_A_TORN_START = {LOCK, "partition.json", "run.json", "partition.json.par
 
 class Watch(Silent):
     """The observer of a grid: it counts cells and rounds, tells the time left, and prints warnings alone."""
+
+    @cached_property
+    def warned(self) -> set[str]:
+        """The warnings that were printed."""
+        return set()
 
     def start(self, cells: int, rounds: int) -> None:
         """Begin."""
@@ -331,7 +336,9 @@ class _CellJob:
         elif kind == "event":
             self.watch.event(f"{one.cell}: {value}")
         elif kind == "warning":
-            self.watch.warn(f"{one.cell}: {value}")
+            if value not in self.watch.warned:  # those on the data are the same for all cells
+                self.watch.warned.add(value)
+                self.watch.warn(f"{one.cell}: {value}")
         else:
             del self.running[pipe]
             _end(one.process)
@@ -402,6 +409,7 @@ def _run_cell(pipe: Connection, recipe: Recipe, cell: Cell, grid_folder: Path) -
     folder = cell.folder(grid_folder)
     state = ""
     log = (grid_folder / "log.txt").open("a", encoding="utf-8")
+    os.environ[TOLD] = "1"  # by the probe before all cells, or by the first run of a comparison
     for stream in (1, 2):  # what libraries print would tear the parent's progress bar
         os.dup2(log.fileno(), stream)
     try:
@@ -474,6 +482,8 @@ def _probe(by_name: Mapping[str, Recipe], grid: Grid | None = None) -> tuple[dic
     from fedloom.federation.rounds.build import build, build_method, load_data
     from fedloom.federation.rounds.evaluation import at_once, maps_of
 
+    if grid is None and multiprocessing.parent_process() is not None:
+        os.environ[TOLD] = "1"  # by the first run of a comparison
     refused: dict[str, str] = {}
     needs: dict[str, int] = {}
     datasets: dict[str, Any] = {}
