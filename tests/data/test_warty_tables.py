@@ -238,6 +238,8 @@ BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]
                              "texts are classes of a label", ("--labels", "ill=regression")),
     "an unknown kind": (text(rows()), "unknown kind 'regresion'. Did you mean 'regression'?",
                         ("--labels", "ill=regresion")),
+    "a count": (text(rows()), "unknown kind 'count'. Known: binary", ("--labels", "ill=count")),
+    "a count, with what to do": (text(rows()), "a count is a regression: 'ill=regression'", ("--labels", "ill=count")),
     "a task without a name": (text(rows()), "'=ill' found, expected NAME, NAME=KIND or TASK=A+B", ("--labels", "=ill")),
     "a label twice": (text(rows()), "--labels: 'ill' is named twice", ("--labels", "ill,ill")),
     "a label that is left out": (text(rows()), "column 'ill': it is a label, so it cannot be left out as well",
@@ -288,6 +290,16 @@ def command(*words: Any) -> tuple[int, str]:
     said = cli.message_of(done.exception) if isinstance(done.exception, Exception) else None
     assert said is not None, repr(done.exception)
     return 2, said
+
+
+@pytest.mark.parametrize(("column", "task"), [("Qualität", "Qualitat"), ("Verschleiß", "Verschleiss"), ("温度 a", "a")])
+def test_tasks_with_accents_are_named_in_ascii(column: str, task: str, tmp_path: Path) -> None:
+    text_, said = text(rows(), ["site", "age", "dose", "kind", column]), tmp_path / "t.yaml"
+    assert init(tmp_path, (text_, "", ("--labels", column)))[0] == 0
+    assert load(str(said)).data.params["tasks"][task].column == column
+    old = re.sub(rf"(?m)^( +){task}:", r"\1Qualit_t:", said.read_text("utf-8"))  # a recipe of an earlier version
+    said.write_text(old, "utf-8")
+    assert command("show", said)[0] == 0
 
 
 def init(folder: Path, case: Any) -> tuple[int, str]:

@@ -163,7 +163,8 @@ def _tasks(text: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
             if not task or "" in several:
                 raise UserError(f"--labels: {name!r} found, expected NAME, NAME=KIND or TASK=A+B")
             if not is_kind and several == [words] and task in columns and words not in columns:
-                raise UserError(f"--labels: {name!r}: {unknown('kind', words, (*KINDS, *MAPS))}")
+                hint = f"; a count is a regression: '{task}=regression'" * (words in ("count", "counts", "poisson"))
+                raise UserError(f"--labels: {name!r}: {unknown('kind', words, (*KINDS, *MAPS))}{hint}")
             known = {"kind": kind} if is_kind else {"kind": "multilabel", "columns": several}
         if task in tasks:
             raise UserError(f"--labels: {task!r} is named twice; name it once")

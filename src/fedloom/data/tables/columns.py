@@ -18,7 +18,7 @@ from fedloom.data.inputs import ending
 from fedloom.data.prepare import PARTS, Array, alike, has_label
 from fedloom.data.tables.preprocessing import Kind, Label, Mode, label_columns, statistics
 from fedloom.data.tables.read import AROUND, THOUSANDS, Code, Column, Table, read, text_of
-from fedloom.data.tables.table import RowSplit, at_several, plain_name, rows_of, sites_of, uneven
+from fedloom.data.tables.table import RowSplit, at_several, rows_of, sites_of, task_name, uneven
 
 AUC, R2 = 0.97, 0.9
 """A column that tells a label this well alone is taken for another form of it."""
@@ -234,7 +234,7 @@ def labels_in(table: Table, labels: Sequence[str] | Mapping[str, Mapping[str, An
         raise DataError(f"{where}, column {site!r}: it is the column of the sites, so it cannot be a label")
     tasks: dict[str, Label] = {}
     for name, known in described.items():
-        plain = plain_name(name)  # part of the names of parameters
+        plain = task_name(name)  # part of the names of parameters
         task = f"{plain}_task" if plain in _TAKEN else plain
         if task in tasks:
             clash = f"its task would get the name {task!r}, which another task has: rename the column"

@@ -23,7 +23,7 @@ from fedloom.data.tables.columns import labels_in, named, repeated, split_in, st
 from fedloom.data.tables.files import FAR, FOLDER, IMAGES, Files, base_of, found_in, numbers_in, table_at
 from fedloom.data.tables.preprocessing import MAPS, Label, label_columns
 from fedloom.data.tables.read import Code, Column, Table, text_of
-from fedloom.data.tables.table import Rows, RowSplit, of_rows, one_sided, plain_name, refuse, rows_of
+from fedloom.data.tables.table import Rows, RowSplit, of_rows, one_sided, refuse, rows_of, task_name
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def draft_of_images(
                 table.column(name).fail(f"no names of images found, expected those of maps in {base} or below")
             cells[name] = known
             continue
-        label, task = _map_label(table.column(column), where[1], known, is_map), plain_name(name)
+        label, task = _map_label(table.column(column), where[1], known, is_map), task_name(name)
         root = None if where[1] == base else str(where[1].resolve())
         tasks[task] = label.model_copy(update={"column": None if task == column else column, "root": root})
     # Nodes send nothing about labels, so the recipe says their scale.

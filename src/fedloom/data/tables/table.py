@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from unicodedata import combining, normalize
 
 import numpy as np
 from pydantic import AfterValidator, Field, FiniteFloat
@@ -204,6 +205,12 @@ class Rows:
 def plain_name(column: str) -> str:
     """Return a column's name as part of the names of metrics and parameters."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", column).strip("_") or "task"
+
+
+def task_name(column: str) -> str:
+    """Return a column's name as the name of a new task: without accents, and then as a `plain_name`."""
+    letters = normalize("NFKD", column.replace("ß", "ss"))  # recipes have the result, so old ones keep their names
+    return plain_name("".join(letter for letter in letters if not combining(letter)))
 
 
 def sites_of(table: Table, site: str | None, alone: str = EVERYONE) -> tuple[Array, list[str]]:
