@@ -24,6 +24,7 @@ from fedloom.engines.flower.node import NodeConfig
 from fedloom.engines.flower.nodes import own_data
 from fedloom.errors import DataError, RecipeError
 from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds.build import with_options
 from fedloom.models.tasks.dense import Semseg
 
 OUTLINE = {"kind": "segmentation", "classes": ["0", "255"]}
@@ -367,6 +368,16 @@ def test_sites_that_differ_are_named(sites: Path, monkeypatch: pytest.MonkeyPatc
     assert "pixels without a label found, too" in " ".join(data.doubts)
     assert "class 1 of masks is only at west: do sites code it alike?" in data.doubts
     assert "outlines only some classes belongs in tasks.masks.labelled={SITE: [CLASS]}" in " ".join(data.doubts)
+    hint, only = (next(doubt for doubt in data.doubts if text in doubt) for text in ("labelled=", "only at west"))
+    single = next(doubt for doubt in data.doubts if "class 0 only" in doubt and "'north'" in doubt)
+    for labelled, left in (
+        ({"west": (1,)}, {single}),  # west outlines this class, and others do not
+        ({"north": (1,)}, {only}),  # north has nothing but the background
+        ({"west": (1,), "north": (1,)}, set()),
+    ):
+        told = {*with_options(data, {"masks": {"labelled": labelled}}).doubts} & {hint, only, single}
+        assert told == left
+    assert {hint, only, single} <= {*with_options(data, {}).doubts}
     command("init", "all", "--missing", "255", "--out", "s.yaml")
     for file in (sites / "all/north/masks").iterdir():
         save(file, np.asarray(Image.open(file)) // 255 * 2)

@@ -56,6 +56,25 @@ def at_nodes() -> NoReturn:
     )
 
 
+class MaskDoubt(str):
+    """A doubt about a task's classes in a site's masks, which `others` lack; the option `labelled` may answer it."""
+
+    task, site, others, classes = "", "", frozenset[str](), frozenset[int]()
+
+    @classmethod
+    def of(cls, text: str, **about: Any) -> MaskDoubt:
+        """Return a doubt about this task, and perhaps site, others and classes (sets)."""
+        vars(made := cls(text)).update(about)
+        return made
+
+    def answered(self, labelled: Mapping[str, Collection[int]]) -> bool:
+        """Return whether the site labels only some classes, these among them, or each other site only other ones."""
+        if self.site in labelled or not self.site:
+            return bool(labelled) and self.classes <= {0, *labelled.get(self.site, ())}
+        apart = (name in labelled and self.classes.isdisjoint(labelled[name]) for name in self.others)
+        return bool(self.others) and all(apart)
+
+
 def has_label(labels: Array) -> Array:
     """Return which examples (N) have a label: a class from 0, a real number, or any number or pixel of several."""
     if labels.ndim == 1 and labels.dtype.kind != "f":

@@ -17,7 +17,7 @@ from fedloom.core.errors import DataError, RecipeError, first_of
 from fedloom.core.machine import need_memory
 from fedloom.data.combine import Pad, Side
 from fedloom.data.inputs import Fit, ending, marks, pixels_of
-from fedloom.data.prepare import DATASETS, Array, Reading, channel_statistics, copies, has_label
+from fedloom.data.prepare import DATASETS, Array, MaskDoubt, Reading, channel_statistics, copies, has_label
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.columns import labels_in, named, repeated, split_in, stated
 from fedloom.data.tables.files import FAR, FOLDER, IMAGES, Files, base_of, found_in, numbers_in, table_at
@@ -127,12 +127,14 @@ def _unlike(tasks: Mapping[str, Label], maps: Mapping[str, Tensor], rows: Rows) 
             if len(values - {IGNORE}) == 1:
                 found = f"task {task!r}: class {tasks[task].classes[min(values)]} only found at site {site!r}"
                 advice = "; pixels without a label found, too: if they have one, write classes as at other sites"
-                yield f"{found}{advice if IGNORE in values else ''}"
+                said = f"{found}{advice if IGNORE in values else ''}"
+                yield MaskDoubt.of(said, task=task, site=site, classes=values - {IGNORE})
             found_at[site] = np.array(sorted(values - {IGNORE}), np.int64)
         asked = [*one_sided(task, tasks[task].classes, found_at, is_map=True)]
         yield from asked
         if asked:
-            yield f"{task}: a site that outlines only some classes belongs in tasks.{task}.labelled={{SITE: [CLASS]}}"
+            said = f"{task}: a site that outlines only some classes belongs in tasks.{task}.labelled={{SITE: [CLASS]}}"
+            yield MaskDoubt.of(said, task=task)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from fedloom.core.disclosure import hidden, shown
 from fedloom.core.errors import DataError, RecipeError, choices, first_of, shortened
 from fedloom.core.settings.section import PARTS as SECTIONS
 from fedloom.core.settings.section import BelowOne, Checked, Count, Section, client_name
+from fedloom.data import prepare
 from fedloom.data.prepare import DATASETS, PARTS, Array, TestFraction, alike, has_label, means_by, part_of, spread
 from fedloom.data.tables import preprocessing as fitting
 from fedloom.data.tables.files import Files, base_of, table_at
@@ -355,7 +356,8 @@ def one_sided(label: str, classes: Sequence[str], labels: Mapping[str, Array], i
         if only and (lacks or is_map):
             one, two = (", ".join(classes[each] for each in sorted(some)) for some in (only, lacks))
             other = f", class {two} is not there" * bool(lacks)
-            yield f"class {one} of {label} is only at {site}{other}: do sites code it alike?"
+            said = f"class {one} of {label} is only at {site}{other}: do sites code it alike?"
+            yield prepare.MaskDoubt.of(said, task=label, site=site, others=has.keys() - {site}, classes={*only})
 
 
 def uneven(table: Table, inputs: Mapping[str, Kind | Sequence[str]], rows: Rows, minimum: int) -> Iterator[str]:

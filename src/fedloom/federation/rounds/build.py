@@ -22,6 +22,7 @@ from fedloom.data.combine import loaded
 from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.partition import Partition, Pool
 from fedloom.data.partition.rules import as_partition
+from fedloom.data.prepare import MaskDoubt
 from fedloom.data.tables.preprocessing import Noise
 from fedloom.federation.recipes.runtime import Privacy
 from fedloom.federation.recipes.schema import DataSection, MethodSection, ModelSection, PeersSection, Recipe
@@ -79,11 +80,10 @@ def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> 
         if name not in tasks:
             raise RecipeError(f"tasks.{name}: unknown task.{choices('Tasks', name, tasks)}")
         task = tasks[name].known
-        known = [f.name for f in fields(task) if f.name not in ("name", "channels", "judge")]
+        known = [*(f.name for f in fields(task) if f.name not in ("name", "channels", "judge")), *OWN]
         for key in changes:
-            if key not in (*known, *OWN):
-                every = [*known, *OWN]
-                raise RecipeError(f"tasks.{name}.{key}: unknown option.{choices('Options', key, every)}")
+            if key not in known:
+                raise RecipeError(f"tasks.{name}.{key}: unknown option.{choices('Options', key, known)}")
         try:
             usual = {key: value for key, value in changes.items() if key not in OWN}
             chosen = {"judge": judged(f"tasks.{name}", changes["metric"])} if "metric" in changes else {}
@@ -92,7 +92,10 @@ def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> 
             wrong = error.errors()[0]
             raise RecipeError(f"tasks.{name}.{wrong['loc'][0]}: {wrong['input']!r} found: {wrong['msg']}") from None
         tasks[name] = _own(base, changes) if changes.keys() & {"loss", "metrics"} else tasks[name].on(base)
-    return replace(dataset, tasks=tuple(tasks.values()))
+    labelled = {name: getattr(task.known, "labelled", None) or {} for name, task in tasks.items()}
+    answered = {d for d in dataset.doubts if isinstance(d, MaskDoubt) and d.answered(labelled[d.task])}
+    doubts = tuple(doubt for doubt in dataset.doubts if doubt not in answered)
+    return replace(dataset, tasks=tuple(tasks.values()), doubts=doubts)
 
 
 OWN = ("loss", "metrics", "metric")
