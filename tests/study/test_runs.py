@@ -15,6 +15,7 @@ from fedloom.cli.app import app
 from fedloom.core.errors import CONTROL
 from fedloom.errors import StateError
 from fedloom.federation.runs.reader import Run, human_bytes
+from fedloom.study.comparison import compare
 from fedloom.study.report.records import agreement_of
 from fedloom.study.results import falls, losses
 from report_support import write_files
@@ -48,6 +49,33 @@ def folder(tmp_path: Path):
         return write_files(tmp_path, value, ({"round": r, "metrics": m} for r, m in metrics.items()), **RECIPE)
 
     return write
+
+
+@pytest.mark.parametrize(
+    ("churn", "is_away"),
+    [({"joins": 1, "away": [[2, None]]}, True), ({"joins": 3}, True), ({"away": [[1, 2]]}, False), ({}, False)],
+)
+def test_peers_that_are_away_are_named_and_count(folder, churn: dict[str, Any], is_away: bool) -> None:
+    path = folder({2: [metric("a", "seg", 0.2), metric("b", "seg", 0.4)]})
+    recipe = yaml.safe_load((path / "recipe.yaml").read_text())
+    (path / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "peers": {"scenario": {"churn": {"b": churn}}}}))
+    said = "away in round 2, with models that they use and that count in the means: b"
+    final = Run.read(path).final()
+    assert final.values["seg"]["miou"] == pytest.approx(0.3)
+    assert (said in final.caption) == is_away
+    assert (f"{said}." in compare([path]).notes) == is_away
+    (path / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "peers": {"scenario": {"churn": {"b": {"away": 3}}}}}))
+    with pytest.raises(StateError, match=r"peers\.scenario.*away"):
+        Run.read(path)
+
+
+def test_sites_with_few_test_rows_are_named_and_count(folder) -> None:
+    clients = {name: {**about, "test": rows} for (name, about), rows in zip(CLIENTS.items(), (4, 5), strict=True)}
+    path = folder({2: [metric(n, "seg", 0.2, split=s) for n in CLIENTS for s in ("test", "val")]}, clients=clients)
+    said = "fewer than 5 test rows, which count in the means like those of all others: a"
+    assert f"{said}." in compare([path]).notes
+    assert said in Run.read(path).final().gaps()
+    assert not Run.read(path).final("val").gaps()
 
 
 def test_final_is_the_mean_over_the_clients_that_hold_the_task(folder):

@@ -11,14 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedloom.core.errors import StateError, choices
+from fedloom.core.errors import StateError, choices, first_of
 from fedloom.core.grouping import nested
+from fedloom.core.settings.section import value_at
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.runs import recorded
 from fedloom.federation.runs.recorded import lines_of
 
 PREDICTIONS, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
 """A run's folder of its models' predictions on test data, its file of counts, its index of pictures."""
+
+
+FEW = 5
+"""Fewer test rows of a client than these are noted, because a number over them says little."""
 
 
 def index_of(round: int | str) -> str:
@@ -84,6 +89,8 @@ class Final:
     """The data that was used, as the run recorded it."""
     without: Mapping[tuple[str, str], tuple[tuple[str, ...], int]] = field(default_factory=dict)
     """(task, metric) -> (the clients without a value, because their labels do not determine it; of how many)."""
+    notes: tuple[str, ...] = ()
+    """Remarks on clients that count in the means like all others."""
 
     @property
     def caption(self) -> str:
@@ -94,12 +101,13 @@ class Final:
         return "; ".join([text, *self.gaps()])
 
     def gaps(self, metrics: Collection[str] | None = None) -> list[str]:
-        """Return a phrase for each number, of some metrics or all, that some clients lack."""
-        return [
+        """Return a phrase for each number, of some metrics or all, that some clients lack, and the notes."""
+        lacking = [
             f"{metric} of {task}: no value at {len(who)} of {every} clients ({', '.join(who)})"
             for (task, metric), (who, every) in self.without.items()
             if metrics is None or metric in metrics
         ]
+        return [*lacking, *self.notes]
 
 
 class Sent(NamedTuple):
@@ -360,7 +368,17 @@ class Run:
             " and ".join(sorted(used, reverse=True)),
             tuple(sorted({str(v["data"]) for v in values.values() if v.get("data") and v["client"] is not None})),
             without,
+            (*self._notes({str(client) for client, *_ in values}, split, round),),
         )
+
+    def _notes(self, clients: Collection[str], split: str, round: int) -> Iterator[str]:
+        """Yield phrases on these clients: which are away in a round, and which have few test rows of a table."""
+        churn = value_at(self.recipe, "peers.scenario.churn") or {}
+        if away := [name for name, about in churn.items() if name in clients and _is_away(about, round)]:
+            yield f"away in round {round}, with models that they use and that count in the means: {first_of(away)}"
+        rows = {name: about.get("test", FEW) for name, about in self.info["clients"].items()}
+        if small := [name for name in rows if split == "test" and name in clients and rows[name] < FEW]:
+            yield f"fewer than {FEW} test rows, which count in the means like those of all others: {first_of(small)}"
 
     @cached_property
     def sent(self) -> tuple[Sent, ...]:
@@ -402,6 +420,12 @@ class Run:
             if key not in best or entry["model"] == "personal":
                 best[key] = entry
         return best
+
+
+def _is_away(presence: Mapping[str, Any], round: int) -> bool:
+    """Return whether a peer with this entry of a scenario's churn is away in a round."""
+    gaps = [(1, presence.get("joins", 1)), *presence.get("away", ())]
+    return any((first or 0) <= round and (back is None or round < back) for first, back in gaps)
 
 
 def frame(runs: Iterable[tuple[Mapping[str, str], Run]]) -> Any:

@@ -85,7 +85,8 @@ _CLIENT = _open(
     domain=_Maybe[_Name | None],
     **dict.fromkeys(("train", "val", "test"), _Maybe[Natural]),
 )
-_CHANGE = _open("Change", after_round=Natural, keys=dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]])
+_PAIR = Field(min_length=2, max_length=2)
+_CHANGE = _open("Change", after_round=Natural, keys=dict[str, Annotated[list[Any], _PAIR]])
 _INFO = _open(
     "Info",
     tasks=_Dict[_Name, _TASK],
@@ -103,9 +104,11 @@ _INFO = _open(
 )
 # recipe.yaml, as far as readers of runs look at it
 _SECTIONS = ("data", "partition", "model", "method", "training", "runtime", "evaluation", "early_stopping", "peers")
-_RECIPE = _open(
-    "Recipe", name=_Maybe[_Name], seed=_Maybe[Natural], **dict.fromkeys(_SECTIONS, _Maybe[dict[str, Any] | None])
-)
+_PRESENCE: Any = _open("Presence", joins=_Maybe[int], away=_Maybe[_List[Annotated[_List[int | None], _PAIR]]])
+_SCENARIO = _Maybe[_open("Scenario", churn=_Maybe[_Dict[str, _PRESENCE]]) | None]
+_SECTIONS_OF = dict.fromkeys(_SECTIONS, _Maybe[dict[str, Any] | None])
+_SECTIONS_OF["peers"] = _Maybe[_open("Peers", scenario=_SCENARIO) | None]
+_RECIPE = _open("Recipe", name=_Maybe[_Name], seed=_Maybe[Natural], **_SECTIONS_OF)
 _METRIC = _open("Metric", client=str | None, **dict.fromkeys(("task", "metric", "model", "split"), _Name), value=Number)
 
 
@@ -126,7 +129,6 @@ def _fitting(look: Mapping[str, Any]) -> Mapping[str, Any]:
     return look
 
 
-_PAIR = Field(min_length=2, max_length=2)
 _GROUP = _open(
     "Group",
     **dict.fromkeys(("part", "layers"), str),
