@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import math
 import os
@@ -48,6 +49,7 @@ from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.runs.reader import TaskMetric
 from fedloom.study.claims import Effort
 from fedloom.study.grid import Grid, load_grid, recipes, save
+from fedloom.study.report import write as write_report
 from fedloom.study.significance import contrasts
 from fedloom.study.significance import sites as sites_of_runs
 from fedloom.study.statistics import Estimate
@@ -384,6 +386,25 @@ def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_p
     assert "constant: the recipe's own settings." in text
     assert heard[0].startswith("compare: 7 methods, each with 4 settings on validation data (2 seeds)")
     assert "about 0:00 left" in heard[-1]
+    # the page to send to those who did not run it: all of that, without the folder
+    said = made.notes[-1]
+    assert said.endswith(f"fedloom report {tmp_path / 'c'}")
+    page = write_report(tmp_path / "c")
+    assert page == tmp_path / "c" / "report.html"
+    shown = html.unescape(page.read_text("utf-8")).replace("\N{NO-BREAK SPACE}", " ")
+    assert all(f"<p>{note}</p>" in shown for note in made.notes[:-1])
+    assert all(f">{cell}<" in shown for line in made.as_table().lines for cell in line)
+    assert not any(text in shown for text in (str(tmp_path), "://", "src=", "href="))
+    with pytest.raises(fl.errors.UserError, match="--png: the page of a comparison has no figures"):
+        write_report(tmp_path / "c", also={"png": tmp_path})
+    with pytest.raises(fl.errors.UserError, match="--base x: expected a run or a grid to compare with, .*comparison"):
+        write_report(tmp_path / "c", base="x")
+    (file := tmp_path / "c" / "comparison.json").write_text(file.read_text().replace('"head"', '"had"'))
+    with pytest.raises(fl.errors.StateError, match=r"comparison\.json, head: field required"):
+        write_report(tmp_path / "c")
+    file.unlink()
+    with pytest.raises(fl.errors.StateError, match=r"which `fedloom compare RECIPE` writes"):
+        write_report(tmp_path / "c")
     # what is there is not run again, and the answer is the same
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
     assert fl.compare(sites(), rounds=2, folder=tmp_path / "c", budget=SHORT, tell=heard.append).to_text() == text
@@ -444,6 +465,9 @@ def test_a_sentence_says_yes_or_no_only_where_the_numbers_allow_it(
     notes = [note for note in made.notes if note.startswith(("All tasks", "ill: ", "old: ", "ann ", "bob ", "cleo "))]
     assert not any(word in note for note in notes for word in ("yes", "no, ", "gains on", "loses on", "does not gain"))
     assert "Next: neither yes nor no is possible (not converged: " in made.notes[-2]
+    monkeypatch.setattr(compared, "small_clients", lambda run, split: {"ann"})
+    made = fl.compare(sites(), rounds=4, lr=0.01, seeds=2, folder=tmp_path, budget={"trials": 1, "seeds": [100]})
+    assert "ann: too few rows, so no verdict." in made.notes
 
 
 def test_a_sentence_says_no_more_than_its_numbers() -> None:

@@ -168,7 +168,8 @@ def report(
     source: Annotated[
         str,
         argument(
-            "The folder of a run, of a grid or of `fedloom study relatedness`; or the name of a grid that has run.",
+            "The folder of a run, of a grid, of `fedloom compare RECIPE` or of `fedloom study relatedness`; or the "
+            "name of a grid that has run.",
             "RUN|GRID|DIR",
         ),
     ],
@@ -181,7 +182,10 @@ def report(
         str | None, option("The baseline: for a run, the folder of another run; for a grid, a cell.", "RUN|CELL")
     ] = None,
 ) -> None:
-    """Write one HTML page of a run or a grid, finished or not, or of a relatedness study. It needs no network."""
+    """Write one HTML page of a run or a grid, finished or not, of a comparison or of a relatedness study.
+
+    The page needs no network.
+    """
     from fedloom.study.report import write
 
     folders = {"png": png, "svg": svg, "pdf": pdf, "csv": csv}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import tempfile
@@ -34,9 +35,10 @@ from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs.folder import check_parts
 from fedloom.federation.runs.reader import IN_VAIN, Run, TaskMetric, clock
 from fedloom.federation.runs.recorded import TEMPORARY, began, changed, other_code, recipe_in
-from fedloom.study.comparison import Comparison, RunSet
+from fedloom.study.comparison import Comparison, RunSet, save
 from fedloom.study.comparison import compare as put_side_by_side
 from fedloom.study.grid import CHANGES, SMALLEST, Changes, is_over
+from fedloom.study.report.records import small_clients
 from fedloom.study.results import UNKNOWN, is_validated, near_0, unsettled_among
 from fedloom.study.significance import contrasts, holders, sites
 from fedloom.study.statistics import FRACTIONS, judge, paired
@@ -137,7 +139,10 @@ def compare(
         raise
     if folder is None:
         weakref.finalize(comparison, shutil.rmtree, home, ignore_errors=True)
-    return comparison
+        return comparison
+    save(comparison, home)
+    page = f"Write a page of this, to send to others: fedloom report {shlex.quote(str(home))}"
+    return replace(comparison, notes=(*comparison.notes, f"The runs: {home}. {page}"))
 
 
 class _UnvalidatedError(Exception):
@@ -223,7 +228,7 @@ class _Question:
             best = _best(dict(zip(chosen, judged.columns, strict=True)), comparison.rows)
         unjudged = ["No validation data, so no way of training together is recommended."]
         said = unjudged if best is None else answer(columns, comparison, best)
-        return replace(comparison, notes=(*comparison.notes, *notes, *said, f"The runs: {self.home}"))
+        return replace(comparison, notes=(*comparison.notes, *notes, *said))
 
     def _tuned(self, name: str, changes: Changes, notes: list[str]) -> Changes:
         """Return the settings with the best validation score."""
@@ -425,7 +430,11 @@ def answer(columns: Mapping[str, RunSet], made: Comparison, best: str) -> list[s
         verdict, text = _compared(numbers, row, together.ratio, unfit)
         gains, tested = gains + (verdict == "yes"), tested + (verdict != "unknown")
         lines.append(f"{row.task}: {_SAID[verdict][0].format(best)}, {row.metric} {text}.")
+    few = {client for seed in seeds for client in small_clients(alone.runs[seed], made.results.split)}
     for site, clients in sites({seed: alone.runs[seed] for seed in seeds}).items():
+        if few & {*clients.values()}:
+            lines.append(f"{site}: too few rows, so no verdict.")
+            continue
         by_verdict: dict[str, list[str]] = {}
         for row in rows:
             if not all(client in holders(alone.runs[seed], row.task) for seed, client in clients.items()):

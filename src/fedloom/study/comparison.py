@@ -17,7 +17,9 @@ from fedloom.core.settings.section import differs, value_at
 from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
 from fedloom.federation.runs.reader import POOLED, Final, Run, TaskMetric, frame, human_bytes
-from fedloom.study.output import Best, HasTable, Records, Table, Value, span
+from fedloom.federation.runs.recorded import check, json_of
+from fedloom.study.grid import write
+from fedloom.study.output import Best, HasTable, Records, Table, Value, json_text, span
 from fedloom.study.results import MOVING, Column, Results, Side, at_constant, note, same_data, troubles
 from fedloom.study.statistics import CUT, Estimate, clear_best, delta_m, without_base
 
@@ -28,6 +30,8 @@ CSV = (
     *("run", "task", "metric", "direction", "mean", "ci95_half", "seeds"),
     *("split", "model", "bytes_up", "bytes_down"),
 )
+FILE = "comparison.json"
+"""The table of a comparison in the folder of its runs, from which `fedloom report` makes a page."""
 ACROSS, LETTERS = 7, 120
 """Runs that stand side by side at most, and letters across; more stand below each other."""
 ONE_SEED = "One seed: no interval, so this decides nothing."
@@ -201,6 +205,21 @@ def compare(
     single = not alone and all(len(c.runs) == 1 for c in columns)
     more = (*notes, *about_delta, *results.about_0(), *pairings, *moving, *([ONE_SEED] if single else []))
     return Comparison(tuple(columns), results, None if alone else reference.label, more)
+
+
+def save(made: Comparison, folder: Path) -> None:
+    """Write the table for its page."""
+    table = made.as_table()
+    lines = [[[cell] if isinstance(cell, Best) else cell for cell in line] for line in table.lines]
+    shown = {"title": f"{folder.resolve().name}: runs side by side", "head": table.heads, "lines": lines}
+    write(folder, {FILE: json_text({**shown, "notes": table.notes})})
+
+
+def saved(folder: Path) -> Table:
+    """Return the table that `save` wrote. Raises StateError where the file is damaged."""
+    check(FILE, shown := json_of(folder / FILE), str(folder / FILE))
+    lines = tuple(tuple(Best("".join(c)) if isinstance(c, list) else c for c in line) for line in shown["lines"])
+    return Table(shown["title"], tuple(shown["head"]), lines, tuple(shown["notes"]))
 
 
 def _lines(rows: Sequence[TaskMetric], finals: Sequence[Final]) -> list[TaskMetric]:

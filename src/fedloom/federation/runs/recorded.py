@@ -192,6 +192,7 @@ _ROUND = _open(
     **dict.fromkeys(("seconds", "seconds_of"), _Maybe[dict[str, Number]]),
 )
 _COSTS = _List[_open("Cost", client=str, role=str, task=str | None, bytes=Natural)]
+_CELLS: Any = Annotated[_List[str | list[str]], Field(min_length=1)]  # the best cell of a line is a list
 _KINDS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(kind)
     for name, kind in {
@@ -199,6 +200,7 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
         "recipe.yaml": _RECIPE,
         "metrics.jsonl": _ROUND,
         "bytes.jsonl": _open("Bytes", round=Natural, up=_COSTS, down=_COSTS),
+        "comparison.json": _open("Shown", title=str, head=list[str], lines=_List[_CELLS], notes=list[str]),
     }.items()
 }
 _LINE = TypeAdapter(_open("Line", round=Natural))
