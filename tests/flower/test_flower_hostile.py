@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,12 +27,12 @@ from fedloom.engines.flower import Node, client_app
 from fedloom.engines.flower.at_nodes import ClientManager
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
 from fedloom.engines.flower.nodes import NodeReport, federation_of
-from fedloom.engines.flower.received import result_of, scores_of
+from fedloom.engines.flower.received import result_of, scores_of, sender_of
 from fedloom.engines.peers.transport import PeerMessage
 from fedloom.errors import UserError
 from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.federation.runs import checkpoint
-from fedloom.models.tasks.labels import Classification
+from fedloom.models.tasks.labels import Classification, Ordinal, Regression
 from sites_support import SITES, Go, events, recipe, trained
 
 HONEST = sorted({*SITES} - {"lab"})
@@ -545,3 +546,10 @@ def test_a_silent_node_does_not_keep_the_others_waiting(homes: dict[int, dict[st
     clock.sleep(30)
     client_manager.meet()
     assert sorted(client_manager.there()) == sorted(SITES)
+
+
+def test_prototypes_of_ordered_classes_are_expected_too() -> None:
+    tasks = {"age": Regression("age"), "grade": Ordinal("grade", 5), "site": Classification("site", 3)}
+    built = SimpleNamespace(module=SimpleNamespace(heads=[*tasks], encoder=SimpleNamespace(features=8)))
+    client = SimpleNamespace(tasks={name: (task, 1.0) for name, task in tasks.items()})
+    assert sender_of(built, client).classes == {1: 5, 2: 3}  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from fedloom.federation.rounds.messages import Message, Payload, blank, nothing,
 from fedloom.federation.runs.checkpoint import join_tree, tensors_in
 from fedloom.federation.runs.reader import CONSTANT, WITHHELD, described
 from fedloom.federation.runs.recorded import check_record
+from fedloom.models.tasks.labels import Classification
 from fedloom.models.tasks.task import Task
 from fedloom.training.flat import integer_buffers
 from fedloom.training.loop import LocalResult
@@ -129,7 +130,8 @@ def integer_fields(built: Built) -> dict[str, Array]:
 def sender_of(built: Built, client: BuiltClient) -> Sender:
     """Return what the server knows of a client, by which values of unknown size are judged."""
     heads, encoder = list(getattr(built.module, "heads", ())), getattr(built.module, "encoder", None)
-    classes = {heads.index(n): task.channels for n, (task, _) in client.tasks.items() if task.kind == "classification"}
+    known = {heads.index(name): task.known for name, (task, _) in client.tasks.items()}
+    classes = {head: task.channels for head, task in known.items() if isinstance(task, Classification)}
     width = getattr(encoder, "features", None)
     return Sender({} if width is None else {"features": width}, classes)
 
