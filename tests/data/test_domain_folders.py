@@ -345,7 +345,7 @@ def test_dense_tasks_have_no_classes_to_join() -> None:
 def test_names_of_folders_do_not_write_to_a_terminal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "art").rename(root / "a\x1b]0;title\x07rt")
     monkeypatch.chdir(root.parent)
-    chosen = ["--clients", "1", "--method", "fedavg", "--rounds", "1", "--out", "r.yaml"]
+    chosen = ["--clients", "1", "--method", "fedavg", "--rounds", "1", "--out", "named.yaml"]
     told = CliRunner().invoke(app, ["init", root.name, *chosen], color=True)
     assert told.exit_code == 0, told.exception
     assert r"a\x1b]0;title\x07rt" in told.output
