@@ -105,7 +105,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 they are half of one, which no file can hold. Tabs and ends of lines are allowed."""
 
 
-LINE = "[^\t\n\u2028\u2029]*"
+LINE = "[^\t\n]*"
 """The pattern of a name that takes one line of a table."""
 
 

@@ -347,7 +347,7 @@ def kind(value: Tensor) -> str:
 
 
 def check_weights(weights: Mapping[str, Tensor], module: nn.Module, where: str) -> None:
-    """Raise StateError for weights with other names, shapes or types than the model's, or numbers that are not finite.
+    """Raise StateError for weights with other names, shapes or kinds than the model's, or numbers that are not finite.
 
     The batch counters of norm layers may be missing.
     """
@@ -356,7 +356,7 @@ def check_weights(weights: Mapping[str, Tensor], module: nn.Module, where: str) 
         if name not in weights and name.endswith("num_batches_tracked"):
             continue
         pair = weights.get(name), own.get(name)
-        have, want = ("nothing" if t is None else f"{t.dtype} of shape {[*t.shape]}" for t in pair)
+        have, want = ("nothing" if t is None else f"{[*t.shape]}{kind(t)}" for t in pair)
         if have != want:
             raise StateError(f"{where}: {name}: {have} found, expected {want}")
         if count := infinite(weights[name], own[name]):
