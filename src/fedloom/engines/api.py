@@ -132,7 +132,7 @@ def run(
     if not isinstance(folder, str | Path | None):
         raise RecipeError(f"run: folder={found(folder)} found, expected a path; give the model as model=")
     recipe = _ready(recipe_of(what, model, method, overrides, **options))
-    engine = engine or resolve_name(ENGINES[recipe.runtime.engine])()
+    engine = engine or _engine_of(recipe)
     warn, progress = progress is None, _reports(progress)
     path = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     try:
@@ -203,7 +203,7 @@ def resume(
         recipe, changed = _extended(path, recipe, overrides, options)
     recipe = recipe.holding(**{key: thing for key, thing in objects.items() if thing is not None})
     without_method(recipe.method)
-    engine = engine or resolve_name(ENGINES[recipe.runtime.engine])()
+    engine = engine or _engine_of(recipe)
     if (accept_changes or changed) and recipe.runtime.engine != "process":
         what = "--accept-changes works" if accept_changes else f"{', '.join(changed)} can be changed"
         raise StateError(f"{folder}: {what} only with runtime.engine: process, found {recipe.runtime.engine}")
@@ -359,3 +359,8 @@ class Engine:
         self.show(built, executor, folder.path, final)
         folder.describe(built.about, status(state), state["round"], final["round"])
         return status(state)
+
+
+def _engine_of(recipe: Recipe) -> Engine:
+    """Return the engine that a recipe names."""
+    return resolve_name(ENGINES[recipe.runtime.engine])()

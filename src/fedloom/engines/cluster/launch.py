@@ -305,7 +305,9 @@ def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: Ex
         else RunFolder(path, built.recipe.runtime.mirror, progress.warn)
     )
     initial = partial(Engine().initial, built)
-    form = form_of(built, initial())
-    state = initial() if fresh else folder.continued(built.about, initial, progress.event, form=form)
+    if fresh:
+        state = initial()
+    else:
+        state = folder.continued(built.about, initial, progress.event, form=form_of(built, initial()))
     folder.tracker = Tracking(built.about["recipe"], path, progress.event)
     return folder, state

@@ -93,9 +93,8 @@ def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> 
             raise RecipeError(f"tasks.{name}.{wrong['loc'][0]}: {wrong['input']!r} found: {wrong['msg']}") from None
         tasks[name] = _own(base, changes) if changes.keys() & {"loss", "metrics"} else tasks[name].on(base)
     labelled = {name: getattr(task.known, "labelled", None) or {} for name, task in tasks.items()}
-    answered = {d for d in dataset.doubts if isinstance(d, MaskDoubt) and d.answered(labelled[d.task])}
-    doubts = tuple(doubt for doubt in dataset.doubts if doubt not in answered)
-    return replace(dataset, tasks=tuple(tasks.values()), doubts=doubts)
+    left = (d for d in dataset.doubts if not (isinstance(d, MaskDoubt) and d.answered(labelled[d.task])))
+    return replace(dataset, tasks=tuple(tasks.values()), doubts=tuple(left))
 
 
 OWN = ("loss", "metrics", "metric")
