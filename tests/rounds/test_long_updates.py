@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from fedloom.core.context import Ctx
 from fedloom.core.updates import Updates
+from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.recovery import BLAMED, FEW, LONG, reject_outliers
+from fedloom.federation.rounds.round import SHOWN, Round
 from fedloom.stages import ClipNorms, Identity, Mean, PCGrad, Stage
 
 
 def said(norms: list[float], stage: Stage, peer: str | None = None, before: tuple[float, ...] = ()) -> list[str]:
-    """Return the clients of the events `long update` of a round of these norms."""
+    """Return the clients of the events `long update` of a round of these norms; '' for the event `updates grow`."""
     names = [f"c{i}" for i in range(len(norms))]
     updates = Updates.of(torch.tensor(norms)[:, None] * torch.tensor([[0.6, 0.8]]), rows=names)
     sizes = dict(zip(updates.rows, norms, strict=True))
@@ -25,7 +27,8 @@ def said(norms: list[float], stage: Stage, peer: str | None = None, before: tupl
     ctx = Ctx(3, log=lambda event, fields: events.append((event, fields)), peer=peer)
     new = reject_outliers(updates, sizes, [], state, ctx, lambda *_: dict(state), stage)
     assert new["recent"]["lost"] == 0
-    return [fields["client"] for event, fields in events if event == "long update"]
+    assert all((event == "long update") == ("client" in fields) for event, fields in events)
+    return [fields.get("client", "") for _, fields in events]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,13 @@ def test_a_peers_own_update_is_none_and_earlier_rounds_say_what_is_usual() -> No
     assert said([1.0, 1.0, LONG + 1], Mean(), before=(2.0, 2.0)) == []
 
 
+def test_updates_that_all_grow_are_one_event_that_blames_nobody() -> None:
+    grown = [LONG + 1, LONG + 2, LONG + 3]
+    assert said(grown, Mean(), before=(1.0, 1.0)) == [""]
+    assert said([*grown[:2], grown[1] * LONG + 1], Mean(), before=(1.0, 1.0)) == ["", "c2"]
+    assert said(grown, ClipNorms() >> Mean(), before=(1.0, 1.0)) == []
+
+
 def test_a_round_that_failed_is_done_again_without_the_rows_to_blame_and_what_came_with_them() -> None:
     names, norms = ["c0", "c1", "c2"], [1.0, 1.0, 2 * BLAMED]
     updates = Updates.of(torch.tensor(norms)[:, None] * torch.tensor([[0.6, 0.8]]), rows=names)
@@ -71,3 +81,17 @@ def test_a_round_that_failed_is_done_again_without_the_rows_to_blame_and_what_ca
     assert events == ["round rolled back", "update dropped c2"]
     assert new["model"].tolist() == [1.0, 1.0]
     assert new["recent"] == {"updates": [1.0], "lost": 0, "without": ["c2", "c9"]}
+
+
+def test_a_round_shows_the_first_events_of_a_kind_and_records_all() -> None:
+    shown: list[str] = []
+    progress = Progress()
+    progress.event = shown.append  # type: ignore[method-assign]
+    now = Round(cast(Any, None), 4, progress)
+    for client in range(SHOWN + 3):
+        now.log("long update", {"client": f"c{client}"})
+    now.log("round lost", {"why": "no row is to blame"})
+    first = [f"round 4: long update: client c{client}" for client in range(SHOWN)]
+    more = "round 4: long update: more of them are in metrics.jsonl of the run's folder"
+    assert shown == [*first, more, "round 4: round lost: no row is to blame"]
+    assert len(now.events) == SHOWN + 4

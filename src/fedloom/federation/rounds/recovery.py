@@ -143,15 +143,22 @@ def reject_outliers(
             return lost(state, ctx, why)
         # the blamed rows must not move what is usual, or the next ones of their size would pass
         now = usual(sizes[row] for row in updates.rows)
-    long = [row for row in updates.rows if sizes.get(row, 0.0) > LONG * known and row[0] != ctx.peer]
-    if long and len(sizes) >= FEW and _exposed(stage):
-        for row in long:
-            size = sizes[row]
+    if len(sizes) >= FEW and max(sizes.values()) > LONG * known and _exposed(stage):
+        _name_long({row: sizes.get(row, 0.0) for row in updates.rows}, known, now, ctx)
+    without = sorted({p.row[0] for p in received} - clients)
+    return {**new, "recent": {"updates": [*recent["updates"], now][-REMEMBERED:], "lost": 0, "without": without}}
+
+
+def _name_long(sizes: Mapping[Row, float], known: float, now: float, ctx: Ctx) -> None:
+    """Log the updates that are much longer than is usual; where most are, training diverges and nobody is to blame."""
+    if now > LONG * known:
+        because = f"the usual norm {now:.3g} is {now / known:.0f} times that of the rounds before"
+        ctx.log("updates grow", {**_at(ctx), "why": f"{because}: training diverges; try a smaller learning rate"})
+    for row, size in sizes.items():
+        if size > LONG * max(known, now) and row[0] != ctx.peer:
             because = f"its norm {size:.3g} is {size / known:.0f} times the usual {known:.3g}"
             todo = "no robust rule bounds it: add one, such as method.add.clip={} (docs/robust.md)"
             ctx.log("long update", {**_at(ctx, row), "why": f"{because}, and {todo}"})
-    without = sorted({p.row[0] for p in received} - clients)
-    return {**new, "recent": {"updates": [*recent["updates"], now][-REMEMBERED:], "lost": 0, "without": without}}
 
 
 def _exposed(stage: Stage) -> bool:

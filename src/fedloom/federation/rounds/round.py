@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,6 +19,9 @@ from fedloom.federation.rounds.recovery import kept_states
 from fedloom.federation.rounds.server import adds_up, dispatch, server_step, server_step_by_sums
 from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.federation.runs.reader import DIAGNOSTICS, described
+
+SHOWN = 5
+"""How many events of a kind are shown in a round; a rate at which training diverges has one per client and round."""
 
 
 @dataclass
@@ -42,6 +46,8 @@ class Round:
     secret: bytes | None = field(default=None, repr=False)
     counted: dict[Any, tuple[ByteCount, ...]] = field(default_factory=dict, repr=False)
     """Bytes up and down, by the client's tasks and the forms of its messages."""
+    shown: Counter[str] = field(default_factory=Counter, repr=False)
+    """The events of each kind so far."""
 
     @cached_property
     def plot(self) -> State:
@@ -92,9 +98,13 @@ class Round:
         return not self.done or not {d.client for d in self.done} <= dropped
 
     def log(self, event: str, fields: dict[str, Any]) -> None:
-        """Log something that a person should see."""
+        """Log something that a person should see; of many events of a kind in a round the first few are shown."""
         self.events.append({"event": event, **fields})
-        self.progress.event(f"round {self.number}: {event}{described(fields)}")
+        self.shown[event] += 1
+        if self.shown[event] <= SHOWN:
+            self.progress.event(f"round {self.number}: {event}{described(fields)}")
+        elif self.shown[event] == SHOWN + 1:
+            self.progress.event(f"round {self.number}: {event}: more of them are in metrics.jsonl of the run's folder")
 
     def without(self, client: str, **about: str) -> None:
         """Log that a client made no update, or none of a task."""
