@@ -678,7 +678,8 @@ def test_a_site_is_followed_over_seeds_by_its_domain() -> None:
 def test_a_name_that_a_grid_and_a_recipe_have_is_the_grids(capsys: pytest.CaptureFixture[str]) -> None:
     assert as_grid("benchmarks/har").name == load_grid("benchmarks/har").name
     assert capsys.readouterr().err == (
-        "warning: benchmarks/har is the name of a grid and of a recipe: this takes the grid\n"
+        "warning: benchmarks/har is the name of a grid and of a recipe: this takes the grid; "
+        "for the recipe, name a file with the line `like: benchmarks/har`\n"
     )
 
 

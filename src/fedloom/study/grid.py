@@ -269,7 +269,8 @@ def takes_name(name: str) -> bool:
     """Return whether a packaged grid has this name, and say so where a packaged recipe has it, too."""
     is_grid = name in names()
     if is_grid and name in loader.names():
-        warn(f"{name} is the name of a grid and of a recipe: this takes the grid")
+        how = f"for the recipe, name a file with the line `like: {name}`"
+        warn(f"{name} is the name of a grid and of a recipe: this takes the grid; {how}")
     return is_grid
 
 
