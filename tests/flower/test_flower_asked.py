@@ -17,10 +17,12 @@ from sites_support import Demand, Go, Server, events, recipe
 
 pytest.importorskip("flwr")
 
-from fedloom.engines.flower import client_app
+from fedloom.engines.flower import client_app, received
 from fedloom.engines.flower.engine import LocalGrid, OverGrid
 from fedloom.engines.flower.node import MOST
 from fedloom.engines.flower.wire import RefusedError
+from fedloom.engines.peers.transport import PeerMessage
+from fedloom.federation.runs.checkpoint import join_tree
 
 Homes = dict[int, dict[str, str]]
 LOCAL = "privacy={clip: 1, noise: 2.0, delta: 1.0e-3, trust: local}"
@@ -189,6 +191,45 @@ def test_a_number_of_examples_that_nobody_reads_is_not_sent(homes: Homes, demand
     assert sorted(Server(homes).nodes.there()) == ["lab", "office"], "the mean by size reads it"
 
 
+RESNET = "model={name: resnet10, width: 4}"
+
+
+@pytest.mark.parametrize("terms", [{}, {"withhold": ["examples"]}])
+def test_counters_of_batches_do_not_tell_the_steps(homes: Homes, demand: Demand, terms: dict[str, Any]) -> None:
+    demand(**terms)
+    payload, _ = Server(homes, UNIFORM, RESNET).train()
+    assert payload["integers"]
+    assert {int(value) for value in payload["integers"].values()} == {0 if terms else 2}
+
+
+def test_counters_of_batches_do_not_tell_the_steps_to_peers(
+    go: Go, demand: Demand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demand(withhold=["examples"])
+    heard: dict[str, set[int]] = {}
+
+    def listen(built: Any, community: Any, client: str, round: int, tree: Any) -> received.TurnResult:
+        for _, data in tree["peer_messages"]:
+            message = PeerMessage.decode(data.numpy().tobytes())
+            if message.kind == "model":
+                model = join_tree(message.values["payload"], message.tensors)
+                heard.setdefault(client, set()).update(int(value) for value in model["integers"].values())
+        return turn_of(built, community, client, round, tree)
+
+    turn_of = received.turn_of
+    monkeypatch.setattr(received, "turn_of", listen)
+    go(UNIFORM, RESNET, "peers={weights: {kind: uniform}}", "training.rounds=1", "evaluation.models=[personal]")
+    assert heard == {"clinic": {0}, "lab": {2}, "office": {2}}
+
+
+def test_a_refusal_of_a_recipe_has_no_path_of_the_site(homes: Homes, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("{name: sites, data: nodes, partition: nodes, modle: small-cnn}")
+    one, grid = recipe(), LocalGrid(client_app(tmp_path / "recipe.yaml"), homes)
+    with pytest.raises(UserError, match="the recipe is not a valid recipe") as refused:
+        run(one, tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
+    assert str(tmp_path) not in str(refused.value)
+
+
 def test_local_trust_withholds_unless_the_sites_own_terms_say_otherwise(go: Go, homes: Homes, demand: Demand) -> None:
     pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
     demand(withhold=[])
@@ -228,13 +269,20 @@ def test_a_run_without_any_scores_ends_and_says_why(go: Go) -> None:
 NEEDS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({"withhold": ["examples"]}, (), "withhold: examples, but fedavg needs them .method.weights is size."),
     ({"withhold": ["examples"]}, ("method=fednova", "method.weights=uniform"), "examples, but fednova sends a beside"),
+    ({"withhold": ["examples"]}, ("method={name: fedsoft, weights: uniform}",), "examples, but fedsoft sends share0"),
     ({"withhold": ["losses"]}, ("method=fedga",), "withhold: losses, but fedga sends loss_received beside"),
+    ({"withhold": ["scores"]}, ("method=fedga",), "withhold: scores, but fedga sends loss_received beside"),
     ({"withhold": ["scores"]}, ("early_stopping={patience: 2}",), "withhold: scores, but early_stopping reads"),
     ({"withhold": ["losses"]}, ("early_stopping={patience: 2}",), "withhold: losses, but early_stopping reads"),
     (
         {"withhold": ["losses"]},
         ("peers={similarity: {signals: {cross-loss: 1.0}}}",),
         "withhold: losses, but by peers' similarity cross-loss",
+    ),
+    (
+        {"withhold": ["scores"]},
+        ("peers={similarity: {signals: {cross-loss: 1.0}}}",),
+        "withhold: scores, but by peers' similarity cross-loss",
     ),
     ({}, ("method=fedper", LOCAL), "withhold: examples, but fedper needs them .method.weights is size."),
 ]

@@ -134,6 +134,11 @@ def test_a_site_checks_its_data_with_its_kit_alone(tmp_path: Path) -> None:
         ({"terms": {"methods": ["fedprox"]}}, "this site's terms: methods: fedavg found, expected only fedprox"),
         ({"terms": {"privacy": {"epsilon": 8, "delta": 1e-3}}}, "this site's terms: privacy: none found"),
         ({"terms": {"withhold": ["examples"]}}, "this site's terms: withhold: examples, but fedavg needs them"),
+        (
+            {"terms": {"leaves": ["encoder.*"]}},
+            "WRONG refuses: each training and evaluation of this run: this site's terms: leaves: heads.",
+        ),
+        ({"terms": {"clients": 3}}, "evaluation of this run: this site's terms: clients: 2 expected in a round"),
         ({"client": "lab"}, "found, but the recipe lists it for clinic"),
         ({"client": "Clinic"}, "found, but the recipe lists it for clinic"),
         ({"data": None}, "node.yaml: data: expected a section data, for the recipe has data: nodes"),
@@ -147,6 +152,22 @@ def test_a_check_says_what_the_server_would_refuse(tmp_path: Path, change: dict[
     (kit / "home" / "node.yaml").write_text(yaml.safe_dump(node))
     code, text = told("check", str(kit))
     assert (code, said in text) == (1, True), text
+
+
+def test_terms_that_only_a_run_can_violate_are_named(kits: Path) -> None:
+    node = kits / "clinic" / "home" / "node.yaml"
+    terms = {"leaves": ["encoder.*", "heads.*"], "clients": 2}
+    node.write_text(yaml.safe_dump(yaml.safe_load(node.read_text()) | {"terms": terms}))
+    code, said = told("check", str(kits / "clinic"))
+    assert (code, "terms.leaves and terms.clients are tried again at each message" in said) == (0, True), said
+
+
+def test_a_share_of_the_recipes_data_is_checked_against_the_terms(tmp_path: Path) -> None:
+    told("new", "digits-tasks", "--out", str(tmp_path / "app"))
+    for terms, good in (({"leaves": ["encoder.*"]}, False), ({"clients": 5}, True), ({"clients": 6}, False)):
+        (tmp_path / "node.yaml").write_text(yaml.safe_dump({"client": "client-0", "terms": terms}))
+        code, said = told("check", str(tmp_path / "app"), "--home", str(tmp_path))
+        assert (code == 0, f"terms: {next(iter(terms))}: " in said) == (good, not good), said
 
 
 def test_a_key_that_is_lost_is_no_key_of_the_recipe(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from fedloom.data.tables.table import OwnTable
 from fedloom.engines.flower.engine import LocalGrid
 from fedloom.engines.flower.nodes import NodeConfig, own_data, own_table
 from fedloom.engines.flower.sends import sentences
-from fedloom.engines.flower.wire import decode
+from fedloom.engines.flower.terms import SitePolicy, agree_to_statistics
+from fedloom.engines.flower.wire import RefusedError, decode
 
 PRIVATE = "method={name: fedper, weights: uniform}", "privacy={clip: 1, noise: 2.0, delta: 1.0e-3, trust: %s}"
 CASES: dict[str, tuple[str, ...]] = {
@@ -107,6 +109,13 @@ def test_statistics_of_a_table_are_named_with_who_adds_noise(tmp_path: Path, tru
     who = {None: "counts (also of missing cells), means", "central": "the server adds noise", "local": "this node adds"}
     assert who[trust] in table
     assert any("how training changed about" in text for _, _, text in said), said
+
+
+@pytest.mark.parametrize("trust", ["central", "local"])
+def test_shares_of_rows_are_counts_unless_this_node_adds_noise(trust: str) -> None:
+    privacy = recipe(PRIVATE[0], PRIVATE[1] % trust).privacy
+    with pytest.raises(RefusedError, match="sends counts") if trust == "central" else nullcontext():
+        agree_to_statistics(SitePolicy(withhold=("examples",)), {"examples"}, privacy, table=True, scales=())
 
 
 def test_what_depends_on_other_sites_is_left_open(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, StateError, UserError
 from fedloom.experiments.export.bundle import export
 from fedloom.experiments.export.predict import of_table
-from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.loader import dump, load
+from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.privacy import PrivacyTerms
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import Run
@@ -324,6 +325,62 @@ def test_a_site_may_forbid_statistics(folder: Path, tmp_path: Path, more: dict[s
     lines = (folder.parent / "nodes" / "aachen" / "audit.jsonl").read_text()
     assert {json.loads(line)["what"] for line in lines.splitlines()} >= {"policy", "refuse"}
     assert "statistics" not in {json.loads(line)["what"] for line in lines.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("terms", "changes", "why"),
+    [
+        ({"statistics": "forbid"}, (), "statistics: forbid, but the report of this node has the mean"),
+        ({"statistics": "forbid"}, ("tasks={task-1: {mean: 100}}",), "statistics: forbid, but the report"),
+        ({"withhold": ["examples"]}, (), "withhold: examples, but the report of this node has the mean"),
+        (None, ("privacy={clip: 1, noise: 2.0, delta: 1.0e-3, trust: local}",), "withhold: examples, but the report"),
+        ({"statistics": "forbid"}, ("tasks={task-1: {mean: 100, std: 9}}",), ""),
+        ({"statistics": "allow", "withhold": ["examples"]}, (), ""),
+    ],
+)
+def test_the_scale_of_a_sites_labels_is_a_statistic(
+    tmp_path: Path, terms: dict[str, Any] | None, changes: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "privacy" in "".join(changes):
+        pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    arrays: dict[str, Any] = {"x": x, "y": 100 + 9 * x[:, 0], "task": np.ones(40, np.int64)}
+    np.savez(tmp_path / "own.npz", **{f"{k}_{part}": v for k, v in arrays.items() for part in ("train", "test")})
+    data = {"name": "tables", "path": str(tmp_path / "own.npz"), "kind": "regression"}
+    (tmp_path / "node.yaml").write_text(json.dumps({"client": "aachen", "data": data, "terms": terms}))
+    sent: list[str] = []
+    pull = LocalGrid.pull_messages
+
+    def listen(grid: LocalGrid, numbers: Any) -> list[Any]:
+        answers = pull(grid, numbers)
+        sent.extend(str(answer.content["meta"]) for answer in answers)
+        return answers
+
+    monkeypatch.setattr(LocalGrid, "pull_messages", listen)
+    recipe = load(
+        {**RECIPE, **MODEL}, ["runtime.flower.nodes=1", "training.rounds=1", "method.weights=uniform", *changes]
+    )
+    engine = OverGrid(LocalGrid(client_app(recipe), {1: {"home": str(tmp_path)}}), tmp_path / "run")
+    if why:
+        with pytest.raises(UserError, match=why):
+            run(recipe, tmp_path / "run", engine=engine)
+    else:
+        assert run(recipe, tmp_path / "run", engine=engine).status == "finished"
+    assert any(float(arrays["y"].mean()).hex() in text for text in sent) == ("allow" in str(terms))
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    noted = [line["labels"] for line in lines if line["what"] == "statistics"]
+    assert noted == ([["task-1"]] if "allow" in str(terms) else [])
+    said = (
+        CliRunner().invoke(app, ["flower", "check", str(folder_of(tmp_path, recipe)), "--home", str(tmp_path)]).output
+    )
+    assert ("WRONG node: this site's terms: " + why in said) == bool(why), said
+
+
+def folder_of(home: Path, recipe: Recipe) -> Path:
+    """Return an app with a recipe."""
+    (home / "recipe.yaml").write_text(dump(recipe))
+    CliRunner().invoke(app, ["flower", "new", str(home / "recipe.yaml"), "--out", str(home / "app")])
+    return home / "app"
 
 
 @pytest.mark.parametrize("column", ["x", "ill"])

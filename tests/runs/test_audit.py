@@ -104,6 +104,15 @@ def test_a_terminal_obeys_nothing_that_a_file_says(tmp_path: Path) -> None:
     assert "client \\x1b[2Jann, why [bold]Ä[/nope]" in said
 
 
+def test_a_text_of_many_lines_is_one_cell_that_says_how_to_read_it(tmp_path: Path) -> None:
+    Audit(tmp_path / "audit.jsonl").note("recipe", sha256="3f0c", text="name: sites\nmodel: mlp\n")
+    said = CliRunner().invoke(app, ["flower", "audit", str(tmp_path / "audit.jsonl")]).output
+    assert "model: mlp" not in said
+    assert "sha256 3f0c, text 2 lines (--json prints them)" in said
+    whole = CliRunner().invoke(app, ["flower", "audit", str(tmp_path / "audit.jsonl"), "--json"]).output
+    assert json.loads(whole)["lines"][0]["text"] == "name: sites\nmodel: mlp\n"
+
+
 def test_a_long_line_is_followed(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit.jsonl")
     audit.note("policy", terms="x" * 100_000)

@@ -214,7 +214,9 @@ def audit(
     lines = verified(file, kept)
     last = lines[-1]["hash"] if lines else START
     known = ("number", "at", "what", "before", "hash")
-    about = [", ".join(f"{k} {v}" for k, v in line.items() if k not in known) for line in lines]
+    short = "{} lines (--json prints them)".format
+    texts = [{k: short(str(v).count("\n")) if "\n" in str(v) else v for k, v in line.items()} for line in lines]
+    about = [", ".join(f"{k} {v}" for k, v in line.items() if k not in known) for line in texts]
     rows = [{"at": line["at"], "what": line["what"], "about": text} for line, text in zip(lines, about, strict=True)]
     summary = f"{len(lines)} lines, each as it was written; the last one has hash {last}"
     shared.answer({"lines": lines, "last": last}, as_json, *([shared.table_of(rows)] if rows else []), summary)

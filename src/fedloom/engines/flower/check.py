@@ -22,12 +22,12 @@ from urllib.request import getproxies, proxy_bypass
 from fedloom.core.errors import UserError
 from fedloom.core.lazy import need
 from fedloom.core.untrusted import shown
-from fedloom.engines.flower.nodes import NodeConfig, own_data, own_table
-from fedloom.engines.flower.sends import sentences
-from fedloom.engines.flower.terms import Offer, SitePolicy, agree_to_statistics, agree_to_withhold, withheld
+from fedloom.engines.flower.nodes import NodeConfig, data_to_report
+from fedloom.engines.flower.sends import examples_in, sentences
+from fedloom.engines.flower.terms import Offer, SitePolicy, agree_to_withhold, withheld
 from fedloom.engines.flower.wire import public_key
 from fedloom.federation.recipes.loader import load
-from fedloom.federation.rounds.build import method_of
+from fedloom.federation.rounds.build import build, method_of
 
 Finding = tuple[str, bool, str]
 SUPPORTED = (1, 30), (2, 0)
@@ -158,7 +158,6 @@ def _valid(*files: Path) -> str:
 
 def _sizes(app: Path) -> str:
     from fedloom.engines.plan import plan
-    from fedloom.federation.rounds.build import build
 
     recipe = load(_recipe(app))
     if recipe.data.name == "nodes":
@@ -191,17 +190,19 @@ def _node(app: Path, home: Path, told: list[Finding]) -> str:
         expected = "a section data" if config.data is None else "none"
         raise UserError(f"{home / 'node.yaml'}: data: expected {expected}, for the recipe has data: {recipe.data.name}")
     if config.data is None:
+        terms.agree_to(built := build(recipe), len(built.federation.clients))
         return f"client {config.client!r}, with its share of the recipe's data, key {own}"
-    if (table := own_table(recipe, config)) is not None:
-        agree_to_statistics(config.terms, hidden, recipe.privacy)
-    dataset, client = own_data(recipe, config, table)
-    told += [(use, True, text) for use, _, text in sentences(recipe, config, dataset, client, table)]
+    dataset, client, table = data_to_report(recipe, config, hidden)
+    told += [(use, use != "refuses", text) for use, _, text in sentences(recipe, config, dataset, client, table)]
+    if terms.leaves is not None or terms.clients is not None:
+        known = "with heads of all sites' tasks, and the number of clients that the server states"
+        told.append(("use", True, f"terms.leaves and terms.clients are tried again at each message of a run, {known}"))
     if terms.recipes != (offer.sha256,) or terms.changes:
         pin = f"to refuse any other, write recipes: [{offer.sha256}] and changes: [] under terms in node.yaml"
         told.append(("use", True, f"a run may bring another recipe, for which these lines do not hold; {pin}"))
-    sizes = ", ".join(f"{len(client.part(split))} {split}" for split in ("train", "val", "test"))
-    return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples, key {own}" + "".join(
-        f"; note: {doubt}" for doubt in dataset.doubts
+    return (
+        f"client {config.client!r}, tasks {', '.join(client.tasks)}, {examples_in(client)} examples, key {own}"
+        + "".join(f"; note: {doubt}" for doubt in dataset.doubts)
     )
 
 

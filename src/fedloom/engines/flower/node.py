@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,12 @@ from fedloom.engines.flower.nodes import (
     NodeConfig,
     about,
     build_at,
-    own_data,
-    own_table,
+    data_to_report,
+    own_scales,
     with_own_noise,
 )
-from fedloom.engines.flower.relay import TURNS, TurnJob, counted, take_turn
-from fedloom.engines.flower.terms import Beside, Offer, SitePolicy, agree_to_statistics, agree_to_withhold, withheld
+from fedloom.engines.flower.relay import TURNS, Train, TurnJob, counted, take_turn
+from fedloom.engines.flower.terms import Beside, Offer, SitePolicy, agree_to_withhold, withheld
 from fedloom.engines.flower.wire import (
     VERSIONS,
     RefusedError,
@@ -148,13 +148,14 @@ class Node:
         agree_to_withhold(self.withheld, method, recipe)
         answer = None
         if self.config.data is not None:
-            own, report = own_table(recipe, self.config), None
+            dataset, client, own = data_to_report(recipe, self.config, self.withheld)
+            report = None
+            if scales := own_scales(recipe, self.config, client):
+                self.audit.note("statistics", recipe=mine, labels=scales)
             if own is not None:
-                agree_to_statistics(terms, self.withheld, recipe.privacy)
                 report = with_own_noise(own.report, recipe, self.config, self.home / _STATISTICS)
                 sent = {"columns": [*report.sent, *report.shares], "minimum": report.minimum}
                 self.audit.note("statistics", recipe=mine, **sent)
-            dataset, client = own_data(recipe, self.config, own)
             answer = about(client, dataset, self.counts(method), report).model_dump(mode="json")
         self.audit.note("join", recipe=mine)
         return answer, {}
@@ -167,7 +168,7 @@ class Node:
         self._begin(built, head, tree)
         with self._folder(head) as folder:
             job = TrainJob(self.client, round_, message, self._state(built, folder, marker))
-            done = worker.train(job, self._scored(tree))
+            done = self._trains(worker, tree)(job)
             self._keep(built, folder, done.state, round_, marker)
             ledger = Ledger()
             ledger.up[self.client] = count_bytes(built, self.client, done.payload)
@@ -185,9 +186,9 @@ class Node:
             self._begin(built, head, tree)
         else:
             self._count(built, head, f"turn {turn}", tree)
-        job = TurnJob(self.client, round_, turn, names, peer_messages, self._scored(tree))
+        job, train = TurnJob(self.client, round_, turn, names, peer_messages), self._trains(worker, tree)
         with self._folder(head) as folder:
-            left = take_turn(built, worker, folder, self._peer_state(built, folder, marker), job)
+            left = take_turn(built, worker, train, folder, self._peer_state(built, folder, marker), job)
             if left.state is not None:
                 self._keep(built, folder, left.state, round_, marker)
                 self._note(folder, round_, left.train, left.ledger)
@@ -224,6 +225,17 @@ class Node:
     def _scored(self, tree: Mapping[str, Any]) -> bool:
         """Return whether to measure the model right after training."""
         return received.wants_trained(self.bench.recipe.evaluation.models, tree) and "scores" not in self.withheld
+
+    def _trains(self, worker: Worker, tree: Mapping[str, Any]) -> Train:
+        """Return how the node trains: where it withholds `examples`, counters of batches stay as they were received."""
+
+        def train(job: TrainJob) -> TrainDone:
+            done = worker.train(job, self._scored(tree))
+            if "examples" not in self.withheld:
+                return done
+            return replace(done, payload=replace(done.payload, integers=job.message.integers))
+
+        return train
 
     def _numbers(self, built: Built, done: TrainDone) -> Numbers:
         """Return the numbers of training that travel beside the payload, without those that the site withholds."""
@@ -456,7 +468,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                 try:
                     bench = bench_of(changes)
                 except RecipeError as error:  # of the server's text alone, so the server may read it
-                    raise RefusedError(str(error)) from None
+                    raise RefusedError(str(error).replace(offers[changes].where, "the recipe")) from None
                 digests = dict(context.state["fedloom"]) if "fedloom" in context.state else {}
                 node = Node(home, config, bench, audit, digests)
                 head = head_of(message.content)

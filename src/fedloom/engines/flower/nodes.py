@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFrac
 from fedloom.data.tables.preprocessing import Label, Noise, Preprocessing
 from fedloom.data.tables.table import OwnTable, TableReport, far_off, together
 from fedloom.data.tables.workbook import harmless
-from fedloom.engines.flower.terms import SitePolicy
+from fedloom.engines.flower.terms import Beside, SitePolicy, agree_to_statistics
 from fedloom.federation.recipes.loader import read
 from fedloom.federation.recipes.schema import DataSection, Recipe, recipe_hash
 from fedloom.federation.rounds.build import assemble, load_data, method_of, with_options
@@ -242,6 +242,27 @@ def own_data(
         config.domain,
     )
     return dataset, client
+
+
+def own_scales(recipe: Recipe, config: NodeConfig, client: BuiltClient) -> list[str]:
+    """Return the tasks whose scale follows from the node's own labels: neither recipe nor node.yaml states it."""
+    stated = {name for name, options in recipe.tasks.items() if {"mean", "std"} <= options.keys()}
+    labels = None if config.data is None else config.data.arguments.get("tasks")
+    for name, label in labels.items() if isinstance(labels, Mapping) else ():
+        stated |= {name} if isinstance(label, Label) and not label.wants_scale else set()
+    known = {name: task.known for name, (task, _) in client.tasks.items() if name not in stated}
+    return [name for name, of in known.items() if isinstance(of, Regression) and (of.mean, of.std) != (0, 1)]
+
+
+def data_to_report(
+    recipe: Recipe, config: NodeConfig, hidden: Collection[Beside]
+) -> tuple[Dataset, BuiltClient, OwnTable | None]:
+    """Return a node's data, of which it may send what it reports. RefusedError where its terms forbid statistics."""
+    own = own_table(recipe, config)
+    dataset, client = own_data(recipe, config, own)
+    scales = own_scales(recipe, config, client)
+    agree_to_statistics(config.terms, hidden, recipe.privacy, own is not None, scales)
+    return dataset, client, own
 
 
 def about(client: BuiltClient, dataset: Dataset, counted: bool = True, table: TableReport | None = None) -> NodeReport:

@@ -25,13 +25,16 @@ from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import train_records
 from fedloom.federation.rounds.messages import Ledger, Payload
-from fedloom.federation.rounds.worker import TrainDone, Worker
+from fedloom.federation.rounds.worker import TrainDone, TrainJob, Worker
 from fedloom.federation.runs import checkpoint
 from fedloom.federation.runs.folder import RunFolder
 
 TURNS = ("train", "choose", "answer", "mix")
 _MEMORY = "turns"
 _COUNT = Each((Text(), Text(), Number(0, 1 << 53, whole=True)))  # role, task ("" for none), bytes
+
+
+Train = Callable[[TrainJob], TrainDone]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +46,6 @@ class TurnJob:
     turn: str
     names: Sequence[str]
     peer_messages: Sequence[Tensor]
-    evaluate_trained: bool = False
 
 
 @dataclass
@@ -61,8 +63,8 @@ class TurnDone:
     train: list[dict[str, Any]] = field(default_factory=list)
 
 
-def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, job: TurnJob) -> TurnDone:
-    """Do one turn of a peer in a round that it begins in the state `before`."""
+def take_turn(built: Built, worker: Worker, train: Train, folder: RunFolder, before: State, job: TurnJob) -> TurnDone:
+    """Do one turn of a peer in a round that it begins in the state `before`; `train` does its training."""
     left, community = TurnDone(), community_of(built, names=job.names)
     heard: list[bytes] = []
     sent: list[tuple[str, bytes]] = []
@@ -76,8 +78,7 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
         elif job.turn == TURNS[-1] and built.recipe.runtime.diagnostics:
             left.records.append((kind, fields()))
 
-    train = partial(map, partial(worker.train, evaluate_trained=job.evaluate_trained))
-    env = Environment(train, lambda jobs: [each.on(worker) for each in jobs], left.ledger, log, record)
+    env = Environment(partial(map, train), lambda jobs: [each.on(worker) for each in jobs], left.ledger, log, record)
     mailbox = Mailbox(job.client, built.layout.hash, lambda to, data: sent.append((to, data)), lambda: heard, log)
     peer = Peer(community.context.at(job.client), mailbox, before, env)
     begun = peer.begin(job.round)

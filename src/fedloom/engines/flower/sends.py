@@ -5,7 +5,7 @@ Each comes with the names of the fields of messages that it covers, as nodes enc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from fedloom.core.codecs import Raw, by_block
 from fedloom.core.errors import UserError, first_of
@@ -13,7 +13,8 @@ from fedloom.core.grouping import grouped
 from fedloom.data.dataset import Dataset
 from fedloom.data.tables.table import OwnTable
 from fedloom.engines.flower.nodes import NodeConfig, about, build_at, fitted_of
-from fedloom.engines.flower.terms import withheld
+from fedloom.engines.flower.terms import SitePolicy, withheld
+from fedloom.engines.flower.wire import RefusedError
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import method_of
 from fedloom.federation.rounds.built import Built
@@ -22,11 +23,12 @@ from fedloom.federation.rounds.messages import blank, nothing, rows_of
 from fedloom.federation.rounds.seen import label_counts
 from fedloom.methods.method import EXTRAS
 from fedloom.models.signal import sized
-from fedloom.models.tasks.labels import Classification, Regression
+from fedloom.models.tasks.labels import Classification
+from fedloom.models.tasks.task import Task, as_plain
 from fedloom.training.flat import integer_buffers
 
 Sentences = Iterator[tuple[str, str, str]]
-"""(use, sends or stays; fields, separated by spaces; a sentence)."""
+"""(use, sends, refuses or stays; fields, separated by spaces; a sentence)."""
 
 
 def sentences(
@@ -37,23 +39,19 @@ def sentences(
     counted = "examples" not in hidden and method.counts_examples
     report = about(client, dataset, counted, None if own is None else own.report)
     tasks = [task for task, _ in client.tasks.values()]
-    kinds = ", ".join(f"{task.name} ({task.kind})" for task in tasks)
+    kinds, settings = ", ".join(f"{task.name} ({task.kind})" for task in tasks), ", ".join(map(_settings, tasks))
     rounds = recipe.training.rounds
     yield "use", "", f"train and measure a model of {kinds} with {method.name}, in at most {rounds} rounds"
-    scales = [
-        f", for {task.name} with mean {known.mean:.4g} and deviation {known.std:.4g}"
-        for task in tasks
-        if isinstance(known := task.known, Regression)
-    ]
-    sizes = ", ".join(f"{len(client.part(split)):,} {split}" for split in ("train", "val", "test"))
     joins = (
         f"its name {client.id}, public keys, versions of fedloom and torch, what it withholds",
-        f"the names, loss weights and settings of its tasks{''.join(scales)}",
+        f"the names, loss weights and settings of its tasks: {settings}",
         f"its domain {client.domain}" if client.domain else "",
         f"the names of the classes of {first_of(report.digests)}, or their checksum" if report.digests else "",
         f"the kind and size of its inputs ({sized(report.input_shape, report.signal)})" if own is None else "",
         "a checksum of its list of words" if report.signal is not None and report.signal.digest else "",
-        f"the exact numbers of examples: {sizes}" if counted else "which of train, val and test have examples",
+        f"the exact numbers of examples: {examples_in(client)}"
+        if counted
+        else "which of train, val and test have examples",
     )
     named = "client key signature versions withheld tasks weights domain classes digests"
     yield "sends", f"{named} input_shape signal sizes counted", f"when it joins, {'; '.join(filter(None, joins))}"
@@ -72,11 +70,15 @@ def sentences(
     except (UserError, RuntimeError) as error:
         yield "sends", "", f"in rounds, what cannot be said before the run: {error}"
         return
+    try:
+        (config.terms or SitePolicy()).agree_to(built, recipe.runtime.flower.nodes)
+    except RefusedError as error:
+        yield "refuses", "", f"each training and evaluation of this run: {error}"
     yield from _trained(built, client, hidden, counted, own is not None)
     models = " and ".join(name for name in recipe.evaluation.models if name in (*built.models, "trained"))
     names = [*dict.fromkeys(name for task in tasks for name in task.metrics), *["loss"][: "losses" not in hidden]]
-    parts = " and ".join(f"{len(client.part(split)):,} {split}" for split in recipe.evaluation.splits)
     every = "round" if recipe.evaluation.every == 1 else f"{recipe.evaluation.every} rounds and the last"
+    parts = examples_in(client, recipe.evaluation.splits)
     measured = f"scores of {models} models on its {parts} examples ({first_of(names, 9)})"
     scores = "no scores" if "scores" in hidden else f"at the start and after each {every}, {measured}"
     yield "sends", "withheld" if "scores" in hidden else "scores", scores
@@ -88,6 +90,17 @@ def sentences(
     kept = f", the {part.d:,} parameters of {first_of(part.names)}" if part.blocks else ""
     codes = f", unless the recipe's own code does otherwise ({first_of(built.origins)})" if built.origins else ""
     yield "stays", "", f"rows, single labels, predictions of its own examples, states of optimisers{kept}{codes}"
+
+
+def examples_in(client: BuiltClient, splits: Sequence[str] = ("train", "val", "test")) -> str:
+    """Return in words how many examples a client has in some splits."""
+    return ", ".join(f"{len(client.part(split)):,} {split}" for split in splits)
+
+
+def _settings(task: Task) -> str:
+    """Return in words what a report says about a task, beside its weight and what is empty."""
+    said = {key: value for key, value in as_plain(task).items() if key not in ("name", "weight") and value}
+    return f"{task.name} ({', '.join(f'{key} {value}' for key, value in said.items())})"
 
 
 def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted: bool, vague: bool) -> Sentences:
@@ -112,6 +125,7 @@ def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted
     pooled, total = method.buffers != "local", f"{'about ' * vague}{sum(counts.values()):,}"
     extras = {name: EXTRAS.get(name.rstrip("0123456789"), f"{name}, unknown to fedloom") for name in method.extras}
     exact, floats = "exact" if counted else "no", built.shared_buffers.d * pooled
+    has_integers = bool(integer_buffers(built.module))
     update = f"how training changed {total} parameters" if peers is None else f"{total} parameters, or how they changed"
     sent = {
         "packed": f"{update} ({first_of(parts, 9)}){others}{codec}{noise}" if counts else "no parameters",
@@ -119,7 +133,7 @@ def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted
         **{f"side.{name}": f"a {name} vector over these parameters" for name in method.auxiliary},
         "support": "which parameters training changed" * method.wants_support,
         "buffers": f"{floats:,} running means and variances of features" if floats else "",
-        "integers": "counters of batches" if pooled and integer_buffers(built.module) else "",
+        "integers": f"counters of batches{', as received' * ('examples' in hidden)}" * (pooled and has_integers),
         f"n tasks{' steps examples' * counted}": f"{exact} numbers of training examples and steps",
         "loss": "" if "losses" in hidden else "the losses of training",
         "seconds waiting finite": "the seconds of training, and whether it failed",

@@ -6,7 +6,7 @@ A site agrees to the text before anything of it is resolved, built or imported. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, wraps
@@ -98,11 +98,13 @@ Beside = Literal["examples", "losses", "scores"]
 """The kinds of numbers beside an update. examples: the numbers of examples and steps. losses: those of training, and
 those among the scores. scores: all results of evaluations."""
 BESIDE: tuple[Beside, ...] = ("examples", "losses", "scores")
+_MEASURED = frozenset({"loss_received", "loss_trained"})
 _TELL: Mapping[Beside, frozenset[str]] = {
-    "examples": frozenset({"steps", "classes", "a", "prototype_labels"}),
-    "losses": frozenset({"loss_received", "loss_trained"}),
+    "examples": frozenset({"steps", "classes", "a", "prototype_labels", "share"}),
+    "losses": _MEASURED,
+    "scores": _MEASURED,
 }
-"""Extras that disclose the same."""
+"""Extras, without a number at their ends, that disclose the same: a share as k/n discloses n."""
 
 Package = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -152,7 +154,7 @@ class SitePolicy(Section):
     changes: tuple[str, ...] | None = None
     """Globs of keys that a run may change (--run-config changes=...); null: any, or none where `recipes` are listed."""
     statistics: Literal["allow", "forbid"] | None = None
-    """Permission to send counts, means and deviations of a table's columns before the first round; null: allowed,
+    """Permission to send counts, means and deviations of columns and labels before the first round; null: allowed,
     except where `withhold` has examples."""
     withhold: tuple[Beside, ...] | None = None
     """The kinds of numbers that stay at the node although the recipe records them; null: all three where the recipe has
@@ -241,14 +243,21 @@ def withheld(terms: SitePolicy | None, privacy: Privacy | None, own: bool) -> fr
 
 
 @_refusing
-def agree_to_statistics(terms: SitePolicy | None, hidden: Collection[Beside], privacy: Privacy | None) -> Iterator[str]:
-    """Raise RefusedError where a table's statistics may not leave the node."""
-    stated = None if terms is None else terms.statistics
+def agree_to_statistics(
+    terms: SitePolicy | None, hidden: Collection[Beside], privacy: Privacy | None, table: bool, scales: Sequence[str]
+) -> Iterator[str]:
+    """Raise RefusedError where statistics may not leave the node: those of its `table`, or `scales` of these tasks."""
+    stated, forbid = None if terms is None else terms.statistics, "statistics: forbid, but"
+    withhold = "withhold: examples, but" if stated is None and "examples" in hidden else ""
     local = "set data.preprocess: local, and list the categories in data.inputs"
-    if stated == "forbid":
-        yield f"statistics: forbid, but data.preprocess is federated, which sends counts and means of columns; {local}"
-    if stated is None and "examples" in hidden and privacy is None:  # else shares are sent, with noise
-        yield f"withhold: examples, but data.preprocess: federated sends counts; set statistics: allow, or {local}"
+    if table and stated == "forbid":
+        yield f"{forbid} data.preprocess is federated, which sends counts and means of columns; {local}"
+    if table and withhold and (privacy is None or privacy.trust == "central"):  # else this node adds noise
+        yield f"{withhold} data.preprocess: federated sends counts; set statistics: allow, or {local}"
+    for task in scales if withhold or stated == "forbid" else ():
+        sent = f"the report of this node has the mean and standard deviation of its labels of {task}"
+        known = f"state those of all sites, approximately, in the recipe: tasks: {{{task}: {{mean: 0, std: 1}}}}"
+        yield f"{withhold or forbid} {sent}; {known}{', or set statistics: allow' if withhold else ''}"
 
 
 @_refusing
@@ -258,10 +267,11 @@ def agree_to_withhold(hidden: Collection[Beside], method: Method, recipe: Recipe
         why = "a stage reads them" if method.weights == "uniform" else f"method.weights is {method.weights}"
         yield f"withhold: examples, but {method.name} needs them ({why}); set method.weights: uniform"
     for what, extras in _TELL.items():
-        if what in hidden and (extra := sorted(extras & method.extras)):
-            yield f"withhold: {what}, but {method.name} sends {extra[0]} beside the update, which reveals them"
-    if recipe.early_stopping is not None and (needed := sorted({"losses", "scores"} & {*hidden})):
-        yield f"withhold: {', '.join(needed)}, but early_stopping reads the validation loss; leave it out"
-    if recipe.peers is not None and "losses" in hidden:
-        for signal in judged_on_data(recipe.peers):
-            yield f"withhold: losses, but by peers' {signal} others learn how models do on a peer's validation data"
+        sent = sorted(name for name in method.extras if name.rstrip("0123456789") in extras)
+        if what in hidden and sent:
+            yield f"withhold: {what}, but {method.name} sends {sent[0]} beside the update, which reveals them"
+    measured = ", ".join(sorted({"losses", "scores"} & {*hidden}))
+    if measured and recipe.early_stopping is not None:
+        yield f"withhold: {measured}, but early_stopping reads the validation loss; leave it out"
+    for signal in judged_on_data(recipe.peers) if measured and recipe.peers is not None else ():
+        yield f"withhold: {measured}, but by peers' {signal} others learn how models do on a peer's validation data"
