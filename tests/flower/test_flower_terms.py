@@ -85,6 +85,17 @@ TERMS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ),
     ({"leaves": ["*"]}, ("method=scaffold", "training.rounds=1"), ""),
     ({"leaves": ["encoder.*", "heads.*"]}, ("method=scaffold",), "leaves: beside:control would leave"),
+    (
+        {"leaves": ["*.weight", "*.bias", "*.running_*"]},
+        ("model={name: resnet10, width: 4}",),
+        "leaves: encoder.norm.num_batches_tracked would leave",
+    ),
+    (
+        {"leaves": ["encoder.*", "heads.*"]},
+        ("peers={similarity: {signals: {features: 1.0}}}",),
+        "leaves: beside:features would leave",
+    ),
+    ({"leaves": ["encoder.*", "heads.*"]}, ("peers={similarity: {signals: {gradient: 1.0}}}",), ""),
     ({"clients": 5}, (), "clients: 4 expected in a round, expected at least 5"),
 ]
 

@@ -27,6 +27,7 @@ from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.refusals import judged_on_data
 from fedloom.methods.method import Method
+from fedloom.training.flat import integer_buffers
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +141,8 @@ class SitePolicy(Section):
     """Add-ons one of which the method must have, not with f: 0."""
     privacy: AtLeast | None = None
     leaves: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Globs of what may leave: parameters and running statistics by their names, and beside:NAME for what a method
-    sends beside the update (extras, auxiliary vectors, support)."""
+    """Globs of what may leave: parameters, running statistics and counters by their names, and beside:NAME for what a
+    method or peers send beside the update (extras, auxiliary vectors, support, means of features)."""
     rounds: Count | None = None
     """Most rounds that a run may have, and most trainings that this node answers in it, whoever asks."""
     clients: Count | None = None
@@ -212,8 +213,11 @@ class SitePolicy(Section):
         method, layout = built.method, built.layout
         if self.leaves is not None:
             names = [*method.shared_part(layout).names]
-            names += [] if method.buffers == "local" else method.shared_buffers(layout).names
+            if method.buffers != "local":
+                names += [*method.shared_buffers(layout).names, *integer_buffers(built.module)]
             beside = [*sorted(method.extras), *method.auxiliary, *(("support",) if method.wants_support else ())]
+            if (peers := built.recipe.peers) is not None and peers.judges:
+                beside += {"features"} & peers.similarity.signals.keys()
             for name in (*names, *(f"beside:{name}" for name in beside)):
                 if not any(fnmatchcase(name, glob) for glob in self.leaves):
                     yield f"leaves: {name} would leave, expected only {', '.join(self.leaves)}"
