@@ -214,12 +214,15 @@ def audit(
     lines = verified(file, kept)
     last = lines[-1]["hash"] if lines else START
     known = ("number", "at", "what", "before", "hash")
-    short = "{} lines (--json prints them)".format
-    texts = [{k: short(str(v).count("\n")) if "\n" in str(v) else v for k, v in line.items()} for line in lines]
-    about = [", ".join(f"{k} {v}" for k, v in line.items() if k not in known) for line in texts]
+    about = [", ".join(f"{k} {_cell(v)}" for k, v in line.items() if k not in known) for line in lines]
     rows = [{"at": line["at"], "what": line["what"], "about": text} for line, text in zip(lines, about, strict=True)]
     summary = f"{len(lines)} lines, each as it was written; the last one has hash {last}"
     shared.answer({"lines": lines, "last": last}, as_json, *([shared.table_of(rows)] if rows else []), summary)
+
+
+def _cell(value: object) -> str:
+    """Return a value as it is shown in a table: of a text of several lines, such as a recipe, their number."""
+    return f"{text.count(end)} lines (--json prints them)" if (end := "\n") in (text := str(value)) else text
 
 
 def doctor(as_json: shared.Json = False) -> None:

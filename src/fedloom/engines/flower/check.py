@@ -22,12 +22,12 @@ from urllib.request import getproxies, proxy_bypass
 from fedloom.core.errors import UserError
 from fedloom.core.lazy import need
 from fedloom.core.untrusted import shown
-from fedloom.engines.flower.nodes import NodeConfig, data_to_report
-from fedloom.engines.flower.sends import examples_in, sentences
-from fedloom.engines.flower.terms import Offer, SitePolicy, agree_to_withhold, withheld
+from fedloom.engines.flower.nodes import NodeConfig, joining
+from fedloom.engines.flower.sends import sentences, sizes
+from fedloom.engines.flower.terms import Offer, SitePolicy
 from fedloom.engines.flower.wire import public_key
 from fedloom.federation.recipes.loader import load
-from fedloom.federation.rounds.build import build, method_of
+from fedloom.federation.rounds.build import build
 
 Finding = tuple[str, bool, str]
 SUPPORTED = (1, 30), (2, 0)
@@ -48,14 +48,14 @@ def findings(
 
     `app` is the folder of an app, or a site's start kit, which has the other files, too.
     """
-    if (app / RECIPE).is_file():
+    own = app.absolute().parent / "server.pem"
+    if is_kit := (app / RECIPE).is_file():
         key, home, root_certificates = key or app / "auth", home or app / "home", root_certificates or app / "ca.crt"
+        own = app / "own.pem"
     yield _guard("versions", _versions)
     yield _guard("app", _app, app)
-    own = app.absolute().parent / "server.pem"
-    if (app / RECIPE).is_file():
+    if is_kit:
         yield _guard("files", _files, app)
-        own = app / "own.pem"
     if own.is_file():  # of a start kit, of a site or of the server
         yield _guard("certificates", _valid, own.with_name("ca.crt"), own)
     yield _guard("sizes", _sizes, app)
@@ -178,32 +178,27 @@ def _node(app: Path, home: Path, told: list[Finding]) -> str:
     file = _recipe(app)
     terms.agree_to_offer(offer := Offer.of(file))
     recipe, own = load(file), public_key(home)
-    terms.agree(recipe)
-    hidden = withheld(config.terms, recipe.privacy, config.data is not None)
-    agree_to_withhold(hidden, method_of(recipe), recipe)
+    data = joining(recipe, config)
     keys = recipe.runtime.flower.keys
     names = [name for name, key in keys.items() if key == own]
     if keys.get(config.client, own) != own or (names and config.client not in names):
         whose = f"lists it for {' and '.join(names)}" if names else "lists another key for this client"
         raise UserError(f"{home}: client {config.client!r} with the key {own} found, but the recipe {whose}")
-    if (config.data is None) == (recipe.data.name == "nodes"):
-        expected = "a section data" if config.data is None else "none"
-        raise UserError(f"{home / 'node.yaml'}: data: expected {expected}, for the recipe has data: {recipe.data.name}")
-    if config.data is None:
+    if data is None:
+        if recipe.data.name == "nodes":
+            raise UserError(f"{home / 'node.yaml'}: data: expected a section data, for the recipe has data: nodes")
         terms.agree_to(built := build(recipe), len(built.federation.clients))
         return f"client {config.client!r}, with its share of the recipe's data, key {own}"
-    dataset, client, table = data_to_report(recipe, config, hidden)
-    told += [(use, use != "refuses", text) for use, _, text in sentences(recipe, config, dataset, client, table)]
+    dataset, client, _ = data
+    told += [(use, use != "refuses", text) for use, _, text in sentences(recipe, config, *data)]
     if terms.leaves is not None or terms.clients is not None:
         known = "with heads of all sites' tasks, and the number of clients that the server states"
         told.append(("use", True, f"terms.leaves and terms.clients are tried again at each message of a run, {known}"))
     if terms.recipes != (offer.sha256,) or terms.changes:
         pin = f"to refuse any other, write recipes: [{offer.sha256}] and changes: [] under terms in node.yaml"
         told.append(("use", True, f"a run may bring another recipe, for which these lines do not hold; {pin}"))
-    return (
-        f"client {config.client!r}, tasks {', '.join(client.tasks)}, {examples_in(client)} examples, key {own}"
-        + "".join(f"; note: {doubt}" for doubt in dataset.doubts)
-    )
+    found = f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes(client)} examples, key {own}"
+    return "; note: ".join([found, *dataset.doubts])
 
 
 def _key(path: Path) -> str:
@@ -288,14 +283,10 @@ def _certificate(host: str, port: int, root: Path) -> str:
 
 def _clock(host: str, port: int, root: Path) -> str:
     """Compare clocks by the Date header of an HTTP answer; Flower's servers before 1.40 speak gRPC, without one."""
-    link, _ = _linked(host, port, root)
-    try:
+    stated = None
+    with contextlib.closing(_linked(host, port, root)[0]) as link, contextlib.suppress(http.client.HTTPException):
         link.request("GET", "/")
         stated = link.getresponse().getheader("Date")
-    except http.client.HTTPException:
-        stated = None
-    finally:
-        link.close()
     if stated is None:
         return "the server does not state its time"
     skew = (datetime.now(UTC) - parsedate_to_datetime(stated)).total_seconds()

@@ -33,7 +33,7 @@ from fedloom.engines.flower.nodes import (
     NodeConfig,
     about,
     build_at,
-    data_to_report,
+    joining,
     own_scales,
     with_own_noise,
 )
@@ -138,25 +138,16 @@ class Node:
             raise RefusedError(why)
         if terms is not None:
             self.audit.note("policy", recipe=mine, terms=terms.model_dump(mode="json"))
-            terms.agree(recipe)
-        if self.config.data is not None and recipe.data.name != "nodes":
-            raise RefusedError(
-                f"client {self.client!r} has data of its own, and the recipe has data: {recipe.data.name}, "
-                "expected data: nodes"
-            )
-        method = method_of(recipe)
-        agree_to_withhold(self.withheld, method, recipe)
-        answer = None
-        if self.config.data is not None:
-            dataset, client, own = data_to_report(recipe, self.config, self.withheld)
-            report = None
+        answer = report = None
+        if (data := joining(recipe, self.config)) is not None:
+            dataset, client, own = data
             if scales := own_scales(recipe, self.config, client):
                 self.audit.note("statistics", recipe=mine, labels=scales)
             if own is not None:
                 report = with_own_noise(own.report, recipe, self.config, self.home / _STATISTICS)
-                sent = {"columns": [*report.sent, *report.shares], "minimum": report.minimum}
-                self.audit.note("statistics", recipe=mine, **sent)
-            answer = about(client, dataset, self.counts(method), report).model_dump(mode="json")
+                columns = [*report.sent, *report.shares]
+                self.audit.note("statistics", recipe=mine, columns=columns, minimum=report.minimum)
+            answer = about(client, dataset, self.counts(method_of(recipe)), report).model_dump(mode="json")
         self.audit.note("join", recipe=mine)
         return answer, {}
 

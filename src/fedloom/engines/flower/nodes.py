@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,8 @@ from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFrac
 from fedloom.data.tables.preprocessing import Label, Noise, Preprocessing
 from fedloom.data.tables.table import OwnTable, TableReport, far_off, together
 from fedloom.data.tables.workbook import harmless
-from fedloom.engines.flower.terms import Beside, SitePolicy, agree_to_statistics
+from fedloom.engines.flower.terms import SitePolicy, agree_to_statistics, agree_to_withhold, withheld
+from fedloom.engines.flower.wire import RefusedError
 from fedloom.federation.recipes.loader import read
 from fedloom.federation.recipes.schema import DataSection, Recipe, recipe_hash
 from fedloom.federation.rounds.build import assemble, load_data, method_of, with_options
@@ -254,10 +255,19 @@ def own_scales(recipe: Recipe, config: NodeConfig, client: BuiltClient) -> list[
     return [name for name, of in known.items() if isinstance(of, Regression) and (of.mean, of.std) != (0, 1)]
 
 
-def data_to_report(
-    recipe: Recipe, config: NodeConfig, hidden: Collection[Beside]
-) -> tuple[Dataset, BuiltClient, OwnTable | None]:
-    """Return a node's data, of which it may send what it reports. RefusedError where its terms forbid statistics."""
+def joining(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, BuiltClient, OwnTable | None] | None:
+    """Return the data that a node reports when it joins a run; None if it takes its share of the recipe's data.
+
+    Raises RefusedError where the run, or what the report has, does not fulfil the site's terms.
+    """
+    (config.terms or SitePolicy()).agree(recipe)
+    if config.data is not None and recipe.data.name != "nodes":
+        found = f"client {config.client!r} has data of its own, and the recipe has data: {recipe.data.name}"
+        raise RefusedError(f"{found}, expected data: nodes")
+    hidden = withheld(config.terms, recipe.privacy, config.data is not None)
+    agree_to_withhold(hidden, method_of(recipe), recipe)
+    if config.data is None:
+        return None
     own = own_table(recipe, config)
     dataset, client = own_data(recipe, config, own)
     scales = own_scales(recipe, config, client)

@@ -39,19 +39,16 @@ def sentences(
     counted = "examples" not in hidden and method.counts_examples
     report = about(client, dataset, counted, None if own is None else own.report)
     tasks = [task for task, _ in client.tasks.values()]
-    kinds, settings = ", ".join(f"{task.name} ({task.kind})" for task in tasks), ", ".join(map(_settings, tasks))
-    rounds = recipe.training.rounds
-    yield "use", "", f"train and measure a model of {kinds} with {method.name}, in at most {rounds} rounds"
+    about_tasks, rounds = ", ".join(map(_settings, tasks)), recipe.training.rounds
+    yield "use", "", f"train and measure a model of {about_tasks} with {method.name}, in at most {rounds} rounds"
     joins = (
         f"its name {client.id}, public keys, versions of fedloom and torch, what it withholds",
-        f"the names, loss weights and settings of its tasks: {settings}",
+        "the names, loss weights and these settings of its tasks",
         f"its domain {client.domain}" if client.domain else "",
         f"the names of the classes of {first_of(report.digests)}, or their checksum" if report.digests else "",
         f"the kind and size of its inputs ({sized(report.input_shape, report.signal)})" if own is None else "",
         "a checksum of its list of words" if report.signal is not None and report.signal.digest else "",
-        f"the exact numbers of examples: {examples_in(client)}"
-        if counted
-        else "which of train, val and test have examples",
+        f"the exact numbers of examples: {sizes(client)}" if counted else "which of train, val and test have examples",
     )
     named = "client key signature versions withheld tasks weights domain classes digests"
     yield "sends", f"{named} input_shape signal sizes counted", f"when it joins, {'; '.join(filter(None, joins))}"
@@ -78,9 +75,10 @@ def sentences(
     models = " and ".join(name for name in recipe.evaluation.models if name in (*built.models, "trained"))
     names = [*dict.fromkeys(name for task in tasks for name in task.metrics), *["loss"][: "losses" not in hidden]]
     every = "round" if recipe.evaluation.every == 1 else f"{recipe.evaluation.every} rounds and the last"
-    parts = examples_in(client, recipe.evaluation.splits)
-    measured = f"scores of {models} models on its {parts} examples ({first_of(names, 9)})"
-    scores = "no scores" if "scores" in hidden else f"at the start and after each {every}, {measured}"
+    measured = f"scores of {models} models on its {sizes(client, recipe.evaluation.splits)} examples"
+    scores = (
+        "no scores" if "scores" in hidden else f"at the start and after each {every}, {measured} ({first_of(names, 9)})"
+    )
     yield "sends", "withheld" if "scores" in hidden else "scores", scores
     replies = "its run and round, or why the node refuses, such as the term that forbids it, or the type of an error"
     yield "sends", "format run round layout tree bfloat16 error again", f"in each message, {replies}"
@@ -92,7 +90,7 @@ def sentences(
     yield "stays", "", f"rows, single labels, predictions of its own examples, states of optimisers{kept}{codes}"
 
 
-def examples_in(client: BuiltClient, splits: Sequence[str] = ("train", "val", "test")) -> str:
+def sizes(client: BuiltClient, splits: Sequence[str] = ("train", "val", "test")) -> str:
     """Return in words how many examples a client has in some splits."""
     return ", ".join(f"{len(client.part(split)):,} {split}" for split in splits)
 
@@ -114,26 +112,23 @@ def _trained(built: Built, client: BuiltClient, hidden: Collection[str], counted
     codec = "" if isinstance(method.codec, Raw) else f", packed by {type(method.codec).__name__}"
     noise = "; no differential privacy"
     if section is not None and built.terms is not None:
-        budget = (
-            f"noise multiplier {section.noise:g}" if section.bound is None else f"epsilon at most {section.bound:g}"
-        )
+        cost = f"noise multiplier {section.noise:g}" if section.bound is None else f"epsilon at most {section.bound:g}"
         who = "the server adds to the sum of all sites, not to this update"
         if section.trust == "local":
             who = f"this node adds, after scaling the update to a length of at most {section.clip:g}"
-        noise = f"; differential privacy ({budget}, delta {section.delta:g}) by noise that {who}"
+        noise = f"; differential privacy ({cost}, delta {section.delta:g}) by noise that {who}"
     classes = first_of([name for name, (task, _) in client.tasks.items() if isinstance(task.known, Classification)])
     pooled, total = method.buffers != "local", f"{'about ' * vague}{sum(counts.values()):,}"
     extras = {name: EXTRAS.get(name.rstrip("0123456789"), f"{name}, unknown to fedloom") for name in method.extras}
-    exact, floats = "exact" if counted else "no", built.shared_buffers.d * pooled
-    has_integers = bool(integer_buffers(built.module))
+    exact, floats, integers = "exact" if counted else "no", built.shared_buffers.d, integer_buffers(built.module)
     update = f"how training changed {total} parameters" if peers is None else f"{total} parameters, or how they changed"
     sent = {
         "packed": f"{update} ({first_of(parts, 9)}){others}{codec}{noise}" if counts else "no parameters",
         **{f"extra.{name}": text.format(classes) for name, text in sorted(extras.items())},
         **{f"side.{name}": f"a {name} vector over these parameters" for name in method.auxiliary},
         "support": "which parameters training changed" * method.wants_support,
-        "buffers": f"{floats:,} running means and variances of features" if floats else "",
-        "integers": f"counters of batches{', as received' * ('examples' in hidden)}" * (pooled and has_integers),
+        "buffers": f"{floats:,} running means and variances of features" * (pooled and floats > 0),
+        "integers": f"counters of batches{', as received' * ('examples' in hidden)}" * (pooled and bool(integers)),
         f"n tasks{' steps examples' * counted}": f"{exact} numbers of training examples and steps",
         "loss": "" if "losses" in hidden else "the losses of training",
         "seconds waiting finite": "the seconds of training, and whether it failed",
