@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedloom.core.lazy import need
 from fedloom.data import Pool
 from fedloom.engines.api import recipe_of
 from fedloom.errors import DataError, RecipeError, RunWarning, StateError
+from fedloom.experiments import grid_run
 from fedloom.federation.rounds.build import build
 from fedloom.tasks import Classification
 
@@ -236,11 +238,16 @@ def test_roles_are_guessed_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert not capsys.readouterr().err
 
 
-def test_cells_of_a_grid_do_not_repeat_notes(
+def test_what_a_run_of_a_comparison_needs_is_asked_without_its_notes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FEDLOOM_TOLD", "1")
-    build(recipe_of(federation(), nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))))
+    def noisy(by_name: Any) -> tuple[dict[str, str], dict[str, int]]:
+        print("a note", file=sys.stderr)
+        return {}, dict.fromkeys(by_name, 7)
+
+    monkeypatch.setattr(grid_run, "_probe", noisy)
+    monkeypatch.setattr(grid_run, "_ask", lambda function, *arguments: function(*arguments))
+    assert grid_run.bytes_of(recipe_of(federation(), nn.Linear(6, 3))) == 7
     assert not capsys.readouterr().err
 
 

@@ -150,10 +150,6 @@ class RunWarning(UserWarning):
     """A warning about a run that continues with less: dropped updates, lost rounds, inputs that look wrong."""
 
 
-TOLD = "FEDLOOM_TOLD"
-"""A variable of the environment of processes that print no notes, because another one has printed them."""
-
-
 def warn(text: str) -> None:
     """Print a warning on stderr."""
     print(f"warning: {text}", file=sys.stderr, flush=True)

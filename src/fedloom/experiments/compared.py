@@ -174,8 +174,7 @@ class _Question:
     changed: float | None = None
     """When a file of the data last changed."""
     began: float = field(default_factory=time.monotonic)
-    warned: set[str] = field(default_factory=set)
-    """The warnings that were printed: those on the data are the same for all runs."""
+    progress: Progress = field(default_factory=Progress)
 
     def side_by_side(self, methods: Sequence[Any], base: str | None, split: str) -> Comparison:
         """Run every method with the settings that it was given, and return the table."""
@@ -332,10 +331,10 @@ class _Question:
             data = self._data(recipe.seed)
             federation = data if isinstance(data, Federation) else None
             model, rule = (self.model if recipe.model.is_held else None, method if recipe.method.is_held else None)
-            resume(place, federation=federation, model=model, method=rule, progress=Progress())
+            resume(place, federation=federation, model=model, method=rule, progress=self.progress)
         elif not is_there:
             shutil.rmtree(place, ignore_errors=True)  # what ended before it began
-            run(recipe, place, progress=_Once(self.warned))
+            run(recipe, place, progress=self.progress)
         if place not in self.told:
             self.note(label)
         return place
@@ -365,24 +364,11 @@ class _Question:
             run_at_once(todo, self.home, needs, _Ahead(self), self.jobs)
 
 
-class _Once(Progress):
-    """Prints a warning unless another run gave it."""
-
-    def __init__(self, warned: set[str]) -> None:
-        self.warned = warned
-
-    def warn(self, text: str) -> None:
-        """Print a new warning."""
-        if text not in self.warned:
-            self.warned.add(text)
-            super().warn(text)
-
-
 class _Ahead(Watch):
     """Tells a comparison of each run that is over."""
 
     def __init__(self, question: _Question) -> None:
-        self.question, self.warned = question, question.warned
+        self.question, self.warned = question, question.progress.warned
 
     def ended(self, cell: Any, how: str, seconds: float, rounds: int) -> None:
         """Count a run, unless it failed."""

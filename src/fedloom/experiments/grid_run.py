@@ -15,13 +15,14 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedloom.core.errors import TOLD, InUseError, RecipeError, StateError, UserError, at, check_links
+from fedloom.core.errors import InUseError, RecipeError, StateError, UserError, at, check_links
 from fedloom.core.grouping import grouped
 from fedloom.core.machine import LOCK, available_memory, cores, locked
 from fedloom.engines import processes
@@ -53,11 +54,6 @@ _LEFT_BY_A_TORN_START = {LOCK, "partition.json", "run.json", "partition.json.par
 
 class Watch(Silent):
     """The observer of a grid: it counts cells and rounds, tells the time left, and prints warnings alone."""
-
-    @cached_property
-    def warned(self) -> set[str]:
-        """The warnings that were printed."""
-        return set()
 
     def start(self, cells: int, rounds: int) -> None:
         """Begin."""
@@ -266,8 +262,8 @@ def run_at_once(
 
 
 def bytes_of(recipe: Recipe) -> int:
-    """Return the bytes that a run of a recipe may need; 0 where the library refuses it."""
-    _, needs = _ask(_probe, {recipe.name: recipe})
+    """Return the bytes that a run of a recipe may need, without a note on it; 0 where the library refuses it."""
+    _, needs = _ask(_silent, _probe, {recipe.name: recipe})
     return max(needs.values(), default=0)
 
 
@@ -336,9 +332,7 @@ class _CellJob:
         elif kind == "event":
             self.watch.event(f"{one.cell}: {value}")
         elif kind == "warning":
-            if value not in self.watch.warned:  # those on the data are the same for all cells
-                self.watch.warned.add(value)
-                self.watch.warn(f"{one.cell}: {value}")
+            self.watch.warn(value, f"{one.cell}: ")
         else:
             del self.running[pipe]
             _end(one.process)
@@ -409,7 +403,6 @@ def _run_cell(pipe: Connection, recipe: Recipe, cell: Cell, grid_folder: Path) -
     folder = cell.folder(grid_folder)
     state = ""
     log = (grid_folder / "log.txt").open("a", encoding="utf-8")
-    os.environ[TOLD] = "1"  # by the probe before all cells, or by the first run of a comparison
     for stream in (1, 2):  # what libraries print would tear the parent's progress bar
         os.dup2(log.fileno(), stream)
     try:
@@ -462,6 +455,12 @@ def _answer(pipe: Connection, function: Callable[..., Any], *arguments: Any) -> 
         pipe.send(("failed", str(error), 0))
 
 
+def _silent(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns, which prints nothing: another process has printed its notes."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+        return function(*arguments)
+
+
 def _compare_data(folder: Path, recipe: Recipe) -> None:
     """Raise UserError where the data of a finished run are no longer those that it saw."""
     from fedloom.federation.rounds.build import build
@@ -482,8 +481,6 @@ def _probe(by_name: Mapping[str, Recipe], grid: Grid | None = None) -> tuple[dic
     from fedloom.federation.rounds.build import build, build_method, load_data
     from fedloom.federation.rounds.evaluation import at_once, maps_of
 
-    if grid is None and multiprocessing.parent_process() is not None:
-        os.environ[TOLD] = "1"  # by the first run of a comparison
     refused: dict[str, str] = {}
     needs: dict[str, int] = {}
     datasets: dict[str, Any] = {}
@@ -532,7 +529,7 @@ class _Tell(Progress):
     def event(self, text: str) -> None:
         self.pipe.send(("event", text, _peak()))
 
-    def warn(self, text: str) -> None:
+    def warn(self, text: str, of: str = "") -> None:
         self.pipe.send(("warning", text, _peak()))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedloom.core.context import seeded
-from fedloom.core.errors import TOLD, RecipeError, RunWarning, UserError, choices
+from fedloom.core.errors import RecipeError, RunWarning, UserError, choices
 from fedloom.core.grouping import grouped
 from fedloom.core.layout import Roles, rule_of
 from fedloom.core.machine import need_memory, out_of_memory
@@ -280,9 +279,8 @@ def _common(rules: Sequence[Any]) -> Any:
 
 @cache
 def _tell(text: str) -> None:
-    """Print a text on stderr, once, unless a process that began this one has printed such texts."""
-    if TOLD not in os.environ:
-        print(text, file=sys.stderr)
+    """Print a text on stderr, once."""
+    print(text, file=sys.stderr)
 
 
 def _guess(name: str, tasks: Sequence[str]) -> str | tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, TypeVar
 
 from fedloom.core import errors
@@ -19,8 +20,18 @@ class Silent:
     def event(self, text: str) -> None:
         """Note something that a person should see."""
 
-    def warn(self, text: str) -> None:
-        """Print what the user must know, however quiet they want the run."""
+    @cached_property
+    def warned(self) -> set[str]:
+        """The warnings that were printed: those on the data are the same for all runs of a grid or a comparison."""
+        return set()
+
+    def warn(self, text: str, of: str = "") -> None:
+        """Print, once, what the user must know, however quiet they want the run; `of` says before it of which run."""
+        if text not in self.warned:
+            self.warned.add(text)
+            self._warn(of + text)
+
+    def _warn(self, text: str) -> None:
         errors.warn(text)
 
     def stop(self) -> None:
@@ -47,7 +58,7 @@ class Drawn(Silent):
     def event(self, text: str) -> None:
         self._bars.console.print(text, markup=False, highlight=False)
 
-    def warn(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         self.event(f"warning: {text}")
 
     def stop(self) -> None:
