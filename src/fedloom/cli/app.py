@@ -12,8 +12,8 @@ import typer
 
 from fedloom._version import __version__
 from fedloom.cli import data, deploy, grid, look, shared, tables, train
-from fedloom.core.errors import UserError, line_of, of_system, printable
-from fedloom.core.machine import out_of_memory
+from fedloom.core.errors import printable
+from fedloom.core.machine import elsewhere, message_of
 
 app = typer.Typer(
     name="fedloom",
@@ -44,26 +44,6 @@ def main() -> None:
         text = printable(text, "\n\t")  # it may quote what came from elsewhere
         typer.echo(f"{typer.style('error:', fg='red', bold=True)} {text}", err=True)
         sys.exit(2)
-
-
-def elsewhere(error: Exception) -> str | None:
-    """Return one sentence for an error in the user's own code, such as a method; None if the error is in fedloom.
-
-    If the user's code makes a call that fedloom refuses (a vector of the wrong length), the error is the user's.
-    """
-    line = line_of(error)
-    return None if line is None else f"{line}, which is no part of fedloom: {type(error).__name__}: {error}"
-
-
-def message_of(error: Exception) -> str | None:
-    """Return one sentence for an error that the user can correct, None for a bug."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, OSError):
-        return of_system(error)
-    if out_of_memory(error):
-        return f"memory ran out: {str(error).splitlines()[0] if str(error) else 'nothing more is known'}"
-    return None
 
 
 def _version(wanted: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedloom.core.errors import InUseError, UserError, line_of
+from fedloom.core.errors import InUseError, UserError, line_of, of_system
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # in glibc's malloc.h
 
@@ -52,9 +52,24 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in str(error) for words in ("allocate memory", "out of memory"))
 
 
-def is_bug(error: Exception) -> bool:
-    """Return whether nobody else is to blame for an error: no input, not the system, not the user's own code."""
-    return not (isinstance(error, UserError | OSError) or out_of_memory(error) or line_of(error))
+def message_of(error: Exception) -> str | None:
+    """Return one sentence for an error that the user can correct, None for a bug or an error `elsewhere`."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        return of_system(error)
+    if out_of_memory(error):
+        return f"memory ran out: {str(error).splitlines()[0] if str(error) else 'nothing more is known'}"
+    return None
+
+
+def elsewhere(error: Exception) -> str | None:
+    """Return one sentence for an error in the user's own code, such as a method; None if the error is in fedloom.
+
+    If the user's code makes a call that fedloom refuses (a vector of the wrong length), the error is the user's.
+    """
+    line = line_of(error)
+    return None if line is None else f"{line}, which is no part of fedloom: {type(error).__name__}: {error}"
 
 
 def keep_memory() -> None:

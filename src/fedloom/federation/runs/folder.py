@@ -19,7 +19,7 @@ from fedloom._version import __version__
 from fedloom.core.context import State
 from fedloom.core.errors import StateError, check_empty, check_links, first_of, naming, of_system, warn
 from fedloom.core.grouping import grouped
-from fedloom.core.machine import LOCK, is_bug, locked
+from fedloom.core.machine import LOCK, elsewhere, locked, message_of
 from fedloom.core.settings.section import differs, folder_name, value_at
 from fedloom.core.settings.trust import keep_run
 from fedloom.core.settings.yaml import to_yaml
@@ -97,7 +97,7 @@ class RunFolder:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(ok=error is None)
-        if self._read is not None and isinstance(error, Exception) and is_bug(error):
+        if self._read is not None and isinstance(error, Exception) and message_of(error) is elsewhere(error) is None:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise StateError(
                 f"{self.path}: the run cannot continue from its checkpoint (state.json), which holds what this method "
