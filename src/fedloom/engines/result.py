@@ -51,10 +51,11 @@ class Result:
 
     def table(self, split: str | None = None) -> str:
         """Return tasks x metrics of the final model on test data (else val), or a sentence if all are withheld."""
-        trouble = [self.trouble] if self.trouble else []
-        if not self.measured:
-            return "\n".join([f"no scores: {', '.join(self.run.withheld)} withhold them", *trouble])
-        final = self.final(split)
+        run = self.run
+        trouble = [run.trouble] if run.trouble else []
+        if not _is_measured(run):
+            return "\n".join([f"no scores: {', '.join(run.withheld)} withhold them", *trouble])
+        final = _final(run, split)
         return "\n".join([*texts_of(final.values), final.caption, *trouble])
 
     @property
@@ -69,8 +70,7 @@ class Result:
     @property
     def measured(self) -> bool:
         """Return whether there are scores: nodes may withhold theirs."""
-        run = self.run
-        return not run.withheld or any(line["metrics"] for line in run.rounds)
+        return _is_measured(self.run)
 
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame with one row per number.
@@ -103,13 +103,20 @@ class Result:
 
     def final(self, split: str | None = None) -> Final:
         """Return the numbers behind `table`."""
-        run = self.run
-        measured = {entry["split"] for line in run.rounds for entry in line["metrics"]}
-        return run.final(split or ("val" if measured == {"val"} else "test"))
+        return _final(self.run, split)
 
     def _repr_html_(self) -> str:
         """Return a table, curves and the place of the report, for notebooks."""
-        return page(self.run, self.final(), self.status)
+        return page(run := self.run, _final(run), self.status)
+
+
+def _is_measured(run: Run) -> bool:
+    return not run.withheld or any(line["metrics"] for line in run.rounds)
+
+
+def _final(run: Run, split: str | None = None) -> Final:
+    measured = {entry["split"] for line in run.rounds for entry in line["metrics"]}
+    return run.final(split or ("val" if measured == {"val"} else "test"))
 
 
 def model_key(models: Collection[str], client: str | None, task: str | None) -> str | None:

@@ -458,9 +458,10 @@ def _words(name: str) -> list[str]:
 
 def _matching(globs: Sequence[str], names: Sequence[str], where: str, what: str) -> list[str]:
     """Return the columns that some names or globs stand for. Raises DataError for one that stands for none."""
-    matching: list[str] = []
+    matching, known = list[str](), {*names}
     for glob in globs:
-        some = [name for name in names if name == glob or fnmatchcase(name, glob)]
+        is_name = glob in known and not {*glob} & {*"*?["}  # thousands of columns may be named one by one
+        some = [glob] if is_name else [name for name in names if name == glob or fnmatchcase(name, glob)]
         if not some:
             raise DataError(f"{where}, {what}: no column {glob!r}.{choices('Found', glob, names)}")
         matching += some

@@ -137,7 +137,8 @@ def provision(file: Path, out: Path) -> list[Path]:
     about = checked(Sites, value, f"{file}: ", between="; ")
     beside = file.parent / about.recipe
     recipe = str(beside) if beside.is_file() else about.recipe
-    nodes, changes = _nodes(file, about, recipe)
+    loaded = load(recipe)
+    nodes, changes = _nodes(file, about, recipe, loaded.data.name)
     authority, server = Authority(), out / "server"
     (server / "sites").mkdir(parents=True)
     direct = '"127.0.0.1,${no_proxy:-$NO_PROXY}"'  # a proxy does not lead to this machine itself
@@ -164,12 +165,13 @@ def provision(file: Path, out: Path) -> list[Path]:
     for name in nodes:  # a site checks its data against the text of the recipe before it starts
         shutil.copyfile(text, out / name / RECIPE)
         (out / name / SUM).write_text(f"{hashlib.sha256(text.read_bytes()).hexdigest()}  {RECIPE}\n")
-    _script(server / "run.sh", "run.sh", recipe=load(text).name, **values)
+    _script(server / "run.sh", "run.sh", recipe=loaded.name, **values)
     return [server, *(out / name for name in nodes)]
 
 
-def _nodes(file: Path, about: Sites, recipe: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return (site -> the value of its node.yaml, changes of the recipe). Raises UserError for what does not fit.
+def _nodes(file: Path, about: Sites, recipe: str, source: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return (site -> the value of its node.yaml, changes of the recipe, whose data are the set `source`). Raises
+    UserError for what does not fit.
 
     A site's `data` without a name replaces keys of the recipe's own section, which `fedloom init` wrote for a table of
     all sites; the recipe then becomes one whose data stay at the nodes.
@@ -182,7 +184,7 @@ def _nodes(file: Path, about: Sites, recipe: str) -> tuple[dict[str, dict[str, A
         raise RecipeError(
             f"{file}: sites: {one!r} and {other!r} differ in case only, but name a folder each; rename one"
         )
-    source, written = load(recipe).data.name, read(recipe).value["data"]
+    written = read(recipe).value["data"]
     nodes = {name: {"client": name, "terms": _TERMS, **section} for name, section in about.sites.items()}
     changes: list[str] = []
     for name, node in nodes.items():
