@@ -55,6 +55,14 @@ def test_bars_on_a_terminal_lines_elsewhere_and_nothing_when_quiet(monkeypatch: 
         assert type(progress(quiet=True)) is Progress
 
 
+def test_a_warning_is_said_once_and_of_the_run_that_gave_it_first(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Progress()
+    for run in ("", "a: ", "b: "):
+        report.warn("data: copies", run)
+    report.warn("runtime.mirror: full", "b: ")
+    assert capsys.readouterr().err == "warning: data: copies\nwarning: b: runtime.mirror: full\n"
+
+
 def test_bars_count_rounds_and_clients_and_print_events_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     bars: Any = Bars()
     bars.start(10, 4)
