@@ -116,12 +116,12 @@ def compare(
     """
     from fedloom.federation.recipes.loader import names as recipes
     from fedloom.study.comparison import compare as side_by_side
-    from fedloom.study.grid import against
+    from fedloom.study.grid import against, means_grid
     from fedloom.study.results import of_grid, of_seeds
     from fedloom.study.significance import contrasts, ranked
 
     source, of_grids = str(runs[0]), {"losses": losses, "metrics": metrics, "seeds": seeds}
-    is_grid = len(runs) == 1 and _is_grid(source)
+    is_grid = len(runs) == 1 and means_grid(source, if_ran=True)
     for name, value in {} if is_grid else {"at": at, "percent": percent, **of_grids}.items():
         if value:
             raise UserError(f"--{name} is only for a grid: give a grid's name, file or folder")
@@ -226,21 +226,6 @@ def benchmark(source: Source, as_json: shared.Json = False) -> None:
     shared.answer({"benchmarks": found, "not judged": unjudged}, as_json, *shown)
     if unjudged or any(one.reasons for one in found):
         raise typer.Exit(1)
-
-
-def _is_grid(source: str) -> bool:
-    """Return whether a source is a grid: a folder, a packaged name that no recipe has, or a file with `bases`."""
-    from fedloom.federation.recipes import loader
-    from fedloom.study.grid import FILE, GRIDS, in_file, load_grid, names, ran, takes_name
-
-    if (Path(source) / FILE).is_file() or source in ran():
-        return True
-    if source in names():  # a name that a recipe shares means the grid only if the grid has run
-        is_run = source in loader.names() and (GRIDS / load_grid(source).name / FILE).is_file()
-        return takes_name(source) if is_run else source not in loader.names()
-    if not Path(source).exists():
-        return source not in loader.names()
-    return in_file(source)
 
 
 def _opened(source: str, at: str | None) -> tuple[Grid, Path]:

@@ -37,12 +37,11 @@ from fedloom.study.grid import (
     Changes,
     Grid,
     cells,
-    in_file,
     load_grid,
+    means_grid,
     names,
     parts_of,
     recipes,
-    takes_name,
     write,
 )
 from fedloom.study.output import Records, without_mark
@@ -374,7 +373,7 @@ def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
     """Return a grid by name or file; a recipe's has its method alone. Raises RecipeError where there is neither."""
     if not Path(source).exists() and source not in (known := (*loader.names(), *names())):
         raise RecipeError(f"no recipe or grid {source!r}: neither a file nor a packaged one.{nearest(source, known)}")
-    if takes_name(source) or not (source in loader.names() or (Path(source).is_file() and not in_file(source))):
+    if means_grid(source):
         return load_grid(source, changes)
     recipe = loader.load(source, changes)
     value = recipe.model_dump(mode="json")

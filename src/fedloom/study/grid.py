@@ -265,20 +265,22 @@ def names() -> list[str]:
     return sorted(loader.packaged(HOME))
 
 
-def takes_name(name: str) -> bool:
-    """Return whether a packaged grid has this name, and say so where a packaged recipe has it, too."""
-    is_grid = name in names()
-    if is_grid and name in loader.names():
-        how = f"for the recipe, name a file with the line `like: {name}`"
-        warn(f"{name} is the name of a grid and of a recipe: this takes the grid; {how}")
-    return is_grid
+def means_grid(source: str, if_ran: bool = False) -> bool:
+    """Return whether a source is a grid: a name, a grid's folder, or a file with keys that only a grid has, its own or
+    those of what it is `like`.
 
-
-def in_file(source: str) -> bool:
-    """Return whether a file has a grid: keys that only a grid has, its own or those of what it is `like`.
-
-    What both a recipe and a grid are called, such as `like: benchmarks/digits`, counts as the recipe.
+    A name that a packaged recipe has, too, means the grid, with `if_ran` only where that has run, and this is said. In
+    a file, what both are called, such as `like: benchmarks/digits`, counts as the recipe.
     """
+    if (Path(source) / FILE).is_file() or (if_ran and source in ran()):
+        return True
+    if source in loader.names():
+        if source not in names() or (if_ran and not (GRIDS / load_grid(source).name / FILE).is_file()):
+            return False
+        warn(f"{source} is the name of a grid and of a recipe: this takes the grid")
+        return True
+    if source in names() or not Path(source).exists():
+        return True
     for kind, home in (("recipe", loader.HOME), ("grid", HOME)):
         with suppress(RecipeError):
             value = loader.read(source, kind, home).value
