@@ -732,3 +732,14 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     err = play(bar)
     assert "cells 2/2" in err
     assert "failed: no" in err
+
+
+def test_a_grid_shows_the_first_event_of_each_kind_of_a_cell() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    tell = grid_run._Tell(theirs)
+    for text in ("round 1: long update: client a", "round 1: round lost", "round 2: long update: client b: x"):
+        tell.event(text)
+    theirs.close()
+    assert [ours.recv()[1] for _ in range(2)] == ["round 1: long update: client a", "round 1: round lost"]
+    with pytest.raises(EOFError):
+        ours.recv()

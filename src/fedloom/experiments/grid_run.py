@@ -515,10 +515,10 @@ def _probe(by_name: Mapping[str, Recipe], grid: Grid | None = None) -> tuple[dic
 
 
 class _Tell(Progress):
-    """A Progress that passes rounds and events on to the parent."""
+    """A Progress that passes rounds, and the first event of each kind, on to the parent; a run's folder has all."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
+        self.pipe, self.kinds = pipe, set[str]()
 
     def start(self, rounds: int, done: int) -> None:
         self.pipe.send(("round", done, _peak()))
@@ -527,7 +527,10 @@ class _Tell(Progress):
         self.pipe.send(("round", round, _peak()))
 
     def event(self, text: str) -> None:
-        self.pipe.send(("event", text, _peak()))
+        kind = text.partition(":")[2].partition(":")[0]  # of "round 3: update dropped: client a, ..."
+        if kind not in self.kinds:
+            self.kinds.add(kind)
+            self.pipe.send(("event", text, _peak()))
 
     def warn(self, text: str, of: str = "") -> None:
         self.pipe.send(("warning", text, _peak()))

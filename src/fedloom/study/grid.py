@@ -277,7 +277,8 @@ def means_grid(source: str, if_ran: bool = False) -> bool:
     if source in loader.names():
         if source not in names() or (if_ran and not (GRIDS / load_grid(source).name / FILE).is_file()):
             return False
-        warn(f"{source} is the name of a grid and of a recipe: this takes the grid")
+        how = f"for the recipe, name a file with the line `like: {source}`"
+        warn(f"{source} is the name of a grid and of a recipe: this takes the grid; {how}")
         return True
     if source in names() or not Path(source).exists():
         return True
