@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -26,7 +27,8 @@ class FlatModel:
     vector   parameters, then float buffers (layout.d); writing to it changes the model
     params   the first p values of `vector`
     buffers  the rest
-    grad     p values; the gradients of the parameters are views of it and backward adds to them
+    grad     p values; the gradients of the parameters are views of it and backward adds to them, so set it to 0 first.
+             It is in memory from its first use to the end of a training (`train`)
     initial  the first values of `vector`: a copy, unless they are given
 
     `channels_first`: images must not have the channels last in memory (see `_harmed_by_channels_last`).
@@ -45,10 +47,6 @@ class FlatModel:
         self.vector = self.layout.bind(self.module)
         p = self.layout.parameters.d
         self.params, self.buffers = self.vector[:p], self.vector[p:]
-        self.grad = torch.zeros_like(self.params)
-        for block, s in zip(self.layout.blocks, self.layout.slices, strict=True):
-            if block.role != "buffer":
-                module.get_parameter(block.name).grad = self.grad[s].view(block.shape)
         self.integers = integer_buffers(self.module)
         self.initial = self.vector.clone() if initial is None else initial
         self.initial_integers = {name: b.clone() for name, b in self.integers.items()}
@@ -64,7 +62,16 @@ class FlatModel:
     def copy_of(cls, module: nn.Module, device: str | torch.device = "cpu") -> FlatModel:
         """Return a copy of a module that is not trained; if the module is bound, `initial` are its values."""
         layout = Layout.from_module(module)
-        return cls(copy.deepcopy(module), layout, device, layout.flatten(module).to(device))
+        vector = layout.flatten(module)
+        # the vector of a bound module is not copied with it: the copy is bound to one of its own
+        return cls(copy.deepcopy(module, {id(vector): vector}), layout, device, vector.to(device))
+
+    @cached_property
+    def grad(self) -> Tensor:
+        grad, params = torch.empty_like(self.params), self.layout.parameters
+        for block, s in zip(params.blocks, params.slices, strict=True):
+            self.module.get_parameter(block.name).grad = grad[s].view(block.shape)
+        return grad
 
     def outputs_under(self, vector: Tensor, x: Tensor, tasks: Sequence[str]) -> dict[str, Tensor]:
         """Return predictions under another model, given as one vector: eval mode, no gradient; this model stays."""

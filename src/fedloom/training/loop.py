@@ -148,7 +148,6 @@ def batches(
     With `steps`, passes follow each other until that many batches are drawn. `skip_single` leaves out a last batch
     of one example, on which batch norm cannot train. With several `groups` a batch is of one of them.
     """
-    skip_single = skip_single and min(training.batch_size, len(index)) > 1
 
     def one_pass(epoch: int) -> Sequence[Tensor]:
         rng = ctx.rng("order", client, epoch)
@@ -156,7 +155,7 @@ def batches(
         if len(groups) > 1:
             parts = [b for group in groups for b in order[torch.isin(order, group)].split(training.batch_size)]
             dealt = [parts[i] for i in torch.randperm(len(parts), generator=rng).tolist()]
-        return [batch for batch in dealt if len(batch) > 1 or not skip_single]
+        return [b for b in dealt if len(b) > 1 or not skip_single or min(training.batch_size, len(index)) <= 1]
 
     epochs = range(flat.local_epochs(training)) if training.steps is None else count()
     return islice(((epoch, batch) for epoch in epochs for batch in one_pass(epoch)), training.steps)
@@ -247,9 +246,8 @@ def _train(
         result.steps += 1
         result.examples += len(x)
         for name, value in losses.items():
-            term = value.detach() * (labels := work.labels_in(batch, name))
-            sums[name] = sums[name] + term if name in sums else term
-            counts[name] += labels
+            counts[name] += (labels := work.labels_in(batch, name))
+            sums[name] = sums.get(name, 0.0) + value.detach() * labels
         start = time.perf_counter()
     if applied is not None:
         result.rules, result.extra = applied.finish(result.steps)
@@ -258,6 +256,8 @@ def _train(
     result.losses = {name: total / max(counts[name], 1) for name, total in zip(seen, totals, strict=True)}
     if training.keep_optimizer:
         result.optimizer = {str(i): flat.export_state(turn.optimizer) for i, turn in enumerate(turns)}
+    model.module.zero_grad()
+    del model.grad  # as large as the model, and of no use until the next training
     return result
 
 

@@ -60,14 +60,15 @@ class ClientRound(Common):
     def _trained(self, received: Message, state: State, who: str) -> tuple[LocalResult, Tensor]:
         """Load the received message and train; (result, parameters at the start). The model is left as trained."""
         start = load(self.method, self.model, received, state)
-        base = start[: self.params.d]
-        broadcast = {name: self._everywhere(value, base) for name, value in received.broadcast.items()}
-        return self._local(who, state, self.method.rules, self.method.phases, broadcast, start), base
+        broadcast = {name: self._everywhere(value) for name, value in received.broadcast.items()}
+        result = self._local(who, state, self.method.rules, self.method.phases, broadcast, start)
+        # put together only now, because it would be in memory while the client trains
+        return result, begin(self.method, self.model, received, state) if start is None else start
 
-    def _everywhere(self, value: Tensor, like: Tensor) -> Tensor:
+    def _everywhere(self, value: Tensor) -> Tensor:
         """Return a broadcast vector over all parameters; other tensors as they are."""
         value = value.to(self.model.device)
-        return self.params.put(torch.zeros_like(like), self.shared, value) if value.ndim == 1 else value
+        return self.params.put(torch.zeros_like(self.model.params), self.shared, value) if value.ndim == 1 else value
 
     def _local(
         self,
@@ -220,13 +221,14 @@ class BesideRound(ClientRound):
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
         # its own first: the model is left as the shared one was trained, whose update need not wait meanwhile
         model, memory = self.model, state.get("personal", {})
-        base = load(self.method, model, received, state)[: self.params.d]
-        load_personal(model, memory)
+        start = load(self.method, model, received, state)
+        base = model.params.clone() if start is None else start
+        own = load_personal(model, memory)
         rules = self.method.turn.beside or ()
-        beside = self._local(f"{self.client.id}/personal", memory, rules, broadcast={"anchor": base})
+        beside = self._local(f"{self.client.id}/personal", memory, rules, broadcast={"anchor": base}, received=own)
         if bool(torch.isfinite(model.vector).all()):
             memory = personal_state(model, model.params, {"rules": beside.rules, "optimizer": beside.optimizer})
-        del base, beside
+        del start, base, own, beside
         payload, result, new = super().step(received, state)
         return payload, result, {**new, "personal": memory} if payload.finite else new
 
@@ -295,14 +297,13 @@ def finish(
     turns: Sequence[ClientRound], base: Tensor, params: Tensor, states: Sequence[State], results: Sequence[LocalResult]
 ) -> list[tuple[Payload, LocalResult, State]]:
     """Return what clients of one model and the same tasks send and keep, from parameters before and after (K x p)."""
-    method, model, first = turns[0].method, turns[0].model, turns[0]
+    first, method = turns[0], turns[0].method
     delta = params - base
-    finite = _finite(model, delta)
     packed: Sequence[Mapping[str, Tensor] | None] = [None] * len(turns)
     if isinstance(method.edge, Identity) and all(turn.attack is None for turn in turns):
         present = first.federation.presence(first.shared, [(first.client.id, None)])
         packed = method.codec.pack_each(first.params.take(delta, first.shared), first.shared, present) or packed
-    each = zip(turns, base, delta, finite, states, results, packed, strict=True)
+    each = zip(turns, base, delta, _finite(first.model, delta), states, results, packed, strict=True)
     return [turn.finished(*given) for turn, *given in each]
 
 
@@ -350,29 +351,38 @@ def personal_state(model: FlatModel, params: Tensor, more: State | None = None) 
     return dict(map_tensors(state, lambda t: t.to("cpu", copy=True)))
 
 
-def load_personal(model: FlatModel, personal: State) -> None:
-    """Load a client's own model, if there is one, over the loaded one."""
-    if personal:
-        model.vector.copy_(personal["vector"])
-        model.load_integers(personal["integers"])
+def load_personal(model: FlatModel, personal: State) -> Tensor | None:
+    """Load a client's own model over the loaded one, and return it, if there is one."""
+    if not personal:
+        return None
+    vector: Tensor = personal["vector"].to(model.device)
+    model.vector.copy_(vector)
+    model.load_integers(personal["integers"])
+    return vector
 
 
-def load(method: Method, model: FlatModel, received: Message, state: State) -> Tensor:
-    """Load what the server sent and what the client keeps into the model; return the vector, which may not change."""
-    params, shared = model.layout.parameters, method.shared_part(model.layout)
-    vector = state["own"] if received.vector is None else received.vector
-    if shared is not params:  # all others are written below
-        rest = params.without(shared)
-        params.put(model.params, rest, params.take(model.initial[: params.d], rest))
-        if "private" in state:
-            params.put(model.params, method.private_part(model.layout), state["private"].to(model.device))
-    params.put(model.params, shared, vector.to(model.device))
+def load(method: Method, model: FlatModel, received: Message, state: State) -> Tensor | None:
+    """Load what the server sent and what the client keeps into the model; return the vector if all of it was sent."""
+    start = begin(method, model, received, state, model.params)
+    model.params.copy_(start)
     if model.has_buffers:
         _load_buffers(method, model, received, state)
-    # without a copy, all clients that start from one model share its memory
-    loaded = model.vector
-    whole = (vector.shape, vector.dtype, vector.device) == (loaded.shape, loaded.dtype, loaded.device)
-    return vector if whole else loaded.clone()
+    return None if start is model.params or len(model.buffers) else start
+
+
+def begin(method: Method, model: FlatModel, received: Message, state: State, into: Tensor | None = None) -> Tensor:
+    """Return the parameters from which a client starts: those that were sent, if they are all (which may not change,
+    because clients that start from one model share its memory), else a vector, or `into`, with those that it keeps."""
+    params, shared = model.layout.parameters, method.shared_part(model.layout)
+    vector = (state["own"] if received.vector is None else received.vector).to(model.device)
+    if shared is params:
+        return vector
+    start = torch.empty_like(model.params) if into is None else into
+    rest = params.without(shared)
+    params.put(start, rest, params.take(model.initial[: params.d], rest))
+    if "private" in state:
+        params.put(start, method.private_part(model.layout), state["private"].to(model.device))
+    return params.put(start, shared, vector)
 
 
 def _load_buffers(method: Method, model: FlatModel, received: Message, state: State) -> None:

@@ -16,7 +16,7 @@ from fedloom.core.context import Ctx, State, new_secret, seeded
 from fedloom.core.errors import UserError, line_of
 from fedloom.core.machine import keep_memory, out_of_memory
 from fedloom.federation.recipes.runtime import Evaluation, Runtime
-from fedloom.federation.rounds.client import ClientRound, finish, for_task, load, load_personal, part_of, tune
+from fedloom.federation.rounds.client import ClientRound, begin, finish, for_task, load, load_personal, part_of, tune
 from fedloom.federation.rounds.evaluation import Scores, answers, at_once, evaluate
 from fedloom.federation.rounds.federation import BuiltClient, Common, Part
 from fedloom.federation.rounds.messages import Message, Payload
@@ -177,7 +177,7 @@ class Worker:
         for job in jobs:
             base = None if job.state else begun.get(id(job.message.vector))
             if base is None:
-                base = load(s.method, model, job.message, job.state)[: len(model.params)]
+                base = begin(s.method, model, job.message, job.state)
                 if not job.state:
                     begun[id(job.message.vector)] = base
             stack.append(Stackable(turns[job.client][0].client.work(job.client), base))
