@@ -102,6 +102,8 @@ def went(*changes: str) -> dict[str, float]:
     from fedloom.engines.api import run
     from fedloom.federation.recipes import load
     from fedloom.federation.rounds.progress import Progress
+    from fedloom.federation.runs.checkpoint import tensors_in
+    from fedloom.federation.runs.folder import RunFolder
     from fedloom.federation.runs.reader import Run
 
     ends: list[float] = []
@@ -113,8 +115,8 @@ def went(*changes: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         made = run(load("digits-tasks", (*HOST, *changes)), Path(folder) / "run", progress=Clock())
         total = Run.read(made.folder).bytes_total()
-        states = ("state.safetensors", f"state-{ROUNDS}.safetensors")  # of the server, and of each peer
-        kept = sum(file.stat().st_size for file in made.folder.rglob("*.safetensors") if file.name in states)
+        with RunFolder(made.folder) as opened:  # a tensor that the state has twice is one
+            kept = sum({id(x): x.nbytes for x in tensors_in(opened.load()[0])}.values())
     seconds = min(end - start for start, end in itertools.pairwise(ends[-ROUNDS:-1]))
     return {"seconds": seconds, "kept": kept / 1e6, **{way: total[way] / ROUNDS / 1e6 for way in ("up", "down")}}
 

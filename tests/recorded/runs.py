@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import fedloom
 from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.runs import checkpoint
 from fedloom.tasks import Classification
 
 HERE = Path(__file__).parent
@@ -106,7 +107,8 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def named_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of the last checkpoint, by their places in the state, and those of the final models."""
-    tensors = load_file(folder / "state.safetensors")
+    head = json.loads((folder / "state.json").read_text().partition("\n")[0])
+    tensors = checkpoint._stored(head["sha256"], folder.glob("state.*safetensors"))
     places = {key.removesuffix(".$tensor"): x for key, x in state(folder).items() if key.endswith(".$tensor")}
     models = {f"model {key}": tensor for key, tensor in load_file(folder / "model.safetensors").items()}
     return {**{place: tensors[number] for place, number in places.items()}, **models}

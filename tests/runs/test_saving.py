@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,14 +119,12 @@ def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(
 
 
 def test_a_tensor_file_is_that_of_the_library(tmp_path: Path) -> None:
-    """Its checksum too, for that is computed without reading it."""
     kinds = list(checkpoint._DTYPES)
     tensors = {f"{len(kinds) - i} ü": torch.arange(i + 1).to(kind) for i, kind in enumerate(kinds)}
     tensors |= {"scalar": torch.tensor(7), "empty": torch.zeros(0, 3), "turned": torch.arange(6.0).view(2, 3).t()}
     tensors |= {"large": torch.randn(300, 400), "part": torch.arange(9.0)[2:5]}
     file = tmp_path / "x.safetensors"
-    digest = checkpoint.save_tensors(tensors, file)
-    assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
+    checkpoint.save_tensors(tensors, file)
     assert file.read_bytes() == library({name: t.contiguous() for name, t in tensors.items()})
     checkpoint.save_tensors(tensors, file, {"b": "2", "a": "ü"})
     assert same(load_file(file), tensors)

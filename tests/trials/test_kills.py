@@ -33,6 +33,7 @@ FAMILIES = {
     "state of the server": ("method=fedopt", "training.participation=0.6"),
     "auxiliary vectors": ("method=scaffold",),
     "personal models": ("method=ditto", "training.participation=0.6"),
+    "models that do not change": ("method=ditto", "training.participation=0.2", "training.rounds=6"),
     "clusters": ("method=ifca",),
     "task vectors": ("method={name: matu, heads: local}", "model.heads=own"),
     "prototypes": ("method=fedproto", "model.heads=own"),

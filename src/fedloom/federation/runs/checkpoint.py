@@ -1,7 +1,8 @@
 """Checkpoints: any tree of tensors and plain values, saved so that a crash at any instant loses nothing.
 
-A checkpoint is two files: NAME.safetensors holds the tensors, NAME.json the tree with everything else (scalars,
-strings, empty containers) and the checksum of the tensor file, and below it the checksum of that. Nothing is pickled.
+NAME.safetensors holds tensors under their checksums; NAME.json has the tree with everything else (scalars, strings,
+empty containers) and the checksums of all its tensors, and below them the checksum of that. Nothing is pickled. Tensors
+that did not change are not written again: they are in older files NAME.*.safetensors.
 """
 
 from __future__ import annotations
@@ -11,21 +12,27 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.core.errors import StateError, naming
+from fedloom.core.grouping import grouped
 from fedloom.federation.runs.recorded import digest_of, head_of, sum_of, text_of
 
-_FORMAT = 2
+_FORMAT = 3
 _NAMES = ("{}.next", "{}", "{}.prev")
+_MOST = 32
+"""A checkpoint has tensors in at most so many files beside its own."""
+Turn = dict[str, dict[str, int]]
+"""The files of a checkpoint, by the names that they have when the next but one is saved: checksum of a tensor -> its
+bytes."""
 UNREAD = (ArithmeticError, AttributeError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError)
 """Errors from reading a checkpoint whose checksums are right and whose content `save` did not write."""
 
@@ -98,24 +105,50 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
+def save(folder: Path, name: str, tree: Any, turns: list[Turn] | None = None, **labels: Any) -> None:
     """Write a checkpoint atomically; the one before it is kept as NAME.prev.* until the next save.
 
-    At every instant one of NAME.next, NAME, NAME.prev is a whole pair, possibly with its two halves under
-    different names; `load` finds it by checksum.
+    At every instant one of NAME.next, NAME, NAME.prev is a whole checkpoint, possibly with its files under different
+    names; `load` finds them by checksum. With `turns`, the same list for all saves of a process and [] at first, a
+    tensor is not written that a file of the checkpoint before the last one has: the newest two share no file. Changes
+    are found by checksum, because a tensor can be changed in place in ways that it does not count.
     """
     skeleton, tensors = split_tree(tree, once=True)
-    # tensors before the text that names their checksum, and both on the disk before any old file is moved
+    sums = [_sum_of(tensor) for tensor in tensors.values()]
+    of = dict(zip(sums, tensors.values(), strict=True))
     fresh, now, before = (n.format(name) for n in _NAMES)
-    digest = save_tensors(tensors, folder / f"{fresh}.safetensors")
-    text = json.dumps({**labels, "format": _FORMAT, "sha256": digest, "tree": skeleton})
+    turns = [] if turns is None else turns
+    last, files = turns[-1:], turns[0] if len(turns) == 2 else {}
+    turns.clear()  # if this save fails, nothing is known of what is there
+    mine = {
+        file: held
+        for file, held in files.items()  # at least half of each, so they are at most twice as large as the tensors
+        if 2 * sum(size for digest, size in held.items() if digest in of) >= sum(held.values()) > 0
+        and (folder / f"{file}.safetensors").exists()
+    }
+    if len(mine) > _MOST:
+        mine = {}
+    known = set().union(*mine.values())
+    own = {digest: tensor for digest, tensor in of.items() if digest not in known}
+    # tensors before the text that has their checksums, and both on the disk before any old file is moved
+    save_tensors(own, folder / f"{fresh}.safetensors")
+    text = json.dumps({**labels, "format": _FORMAT, "sha256": sums, "tree": skeleton})
     write_text(folder / f"{fresh}.json", f"{text}\n{digest_of(text)}\n")
+    if before in mine:
+        kept = f"{name}.{os.urandom(8).hex()}"
+        os.replace(folder / f"{before}.safetensors", folder / f"{kept}.safetensors")
+        mine[kept] = mine.pop(before)
     for kind in ("safetensors", "json"):
         if (folder / f"{now}.{kind}").exists():
             os.replace(folder / f"{now}.{kind}", folder / f"{before}.{kind}")
     for kind in ("safetensors", "json"):
         os.replace(folder / f"{fresh}.{kind}", folder / f"{now}.{kind}")
     sync(folder)
+    mine[before] = {digest: tensor.nbytes for digest, tensor in own.items()}
+    for stale in folder.glob(f"{name}.*.safetensors") if last else ():
+        if stale.stem not in {*mine, *last[0]}:
+            stale.unlink()
+    turns += [*last, mine]
 
 
 _DTYPES = {
@@ -125,14 +158,25 @@ _DTYPES = {
     torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 """Dtype -> its name in a file, in the order in which the format puts tensors: large numbers first."""
-_PIECE = 1 << 18
 
 
-def save_tensors(tensors: Mapping[str, Tensor], file: Path, labels: Mapping[str, str] | None = None) -> str:
-    """Write a safetensors file to the disk; return its checksum, which is computed meanwhile.
+def _raw(tensor: Tensor) -> Any:
+    """Return the bytes of a tensor, as an array."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
-    Nothing is copied and the file is not read again, which `safetensors.torch.save_file` and `sum_of` would do; nor are
-    labels in a random order. Raises OSError where the system refuses, as writing other files does.
+
+def _sum_of(tensor: Tensor) -> str:
+    """Return the checksum of a tensor's dtype, shape and values."""
+    digest = hashlib.sha256(f"{_DTYPES[tensor.dtype]} {list(tensor.shape)} ".encode())
+    digest.update(_raw(tensor))
+    return digest.hexdigest()
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, labels: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file to the disk.
+
+    Nothing is copied, which `safetensors.torch.save_file` would do, nor are labels in a random order. Raises OSError
+    where the system refuses, as writing other files does.
     """
     order = list(_DTYPES)
     names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
@@ -144,18 +188,12 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, labels: Mapping[str,
         head[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
-    digest = hashlib.sha256()
-    parts: Iterator[Any] = (
-        tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for name in names
-    )
     with naming(file), file.open("wb") as opened:
-        for data in chain((len(text).to_bytes(8, "little"), text), parts):
-            for at in range(0, len(data), _PIECE):
-                opened.write(data[at : at + _PIECE])
-                digest.update(data[at : at + _PIECE])
+        opened.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            opened.write(_raw(tensors[name]))
         opened.flush()
         os.fsync(opened.fileno())
-    return digest.hexdigest()
 
 
 def load(
@@ -180,25 +218,40 @@ def load(
             heads.append((newest(head), path, head, head["sha256"], head["tree"]))
         except (StateError, *UNREAD) as error:
             problems.append(f"{path.name} is damaged ({error})")
-    paths = [p for n in _NAMES if (p := folder / f"{n.format(name)}.safetensors").exists()]
-    digests = {p: sum_of(p)[1] for p in paths}
-    for _, path, head, digest, tree in sorted(heads, key=lambda h: h[0], reverse=True):
-        for candidate in paths:
-            if digests[candidate] != digest:
-                continue
-            try:
-                # a copy, because the file may be replaced while the tensors are in use
-                tensors = {k: t.clone() for k, t in load_file(candidate).items()}
-                labels = {k: v for k, v in head.items() if k not in ("format", "sha256", "tree")}
-                return complete(join_tree(tree, tensors), labels), labels, problems
-            except UNREAD as error:
-                problems.append(f"{candidate.name} is damaged ({error})")
-            except StateError as error:
-                problems.append(f"{path.name} cannot be used: {error}")
-        if digest not in digests.values():
-            problems.append(f"{path.name} has no tensor file with its checksum, which is truncated, changed or missing")
+    files = sorted(folder.glob(f"{name}.*safetensors"))
+    for _, path, head, sums, tree in sorted(heads, key=lambda h: h[0], reverse=True):
+        try:
+            tensors = _stored(sums, files)
+            labels = {k: v for k, v in head.items() if k not in ("format", "sha256", "tree")}
+            return complete(join_tree(tree, tensors), labels), labels, problems
+        except UNREAD as error:
+            problems.append(f"{path.stem}.safetensors is damaged ({error})")
+        except StateError as error:
+            problems.append(f"{path.name} cannot be used: {error}")
     problem = "; ".join(problems) or f"no file {name}.json there"
     raise StateError(f"{folder}: no intact checkpoint {name!r}: {problem}")
+
+
+def _stored(sums: Any, files: Iterable[Path]) -> dict[str, Tensor]:
+    """Return the tensors with these checksums, from whichever files have them intact, by their numbers.
+
+    They are copies, because a file may be replaced while they are in use. Raises StateError if one is nowhere.
+    """
+    if isinstance(sums, str):  # older runs: the checksum of one file with all of them
+        for file in files:
+            if sum_of(file)[1] == sums:
+                return {number: tensor.clone() for number, tensor in load_file(file).items()}
+        files = ()
+    left = grouped((digest, str(number)) for number, digest in enumerate(sums))
+    found: dict[str, Tensor] = {}
+    for file in files:
+        with suppress(OSError, *UNREAD), safe_open(file, "pt") as opened:
+            for digest in left.keys() & set(opened.keys()):
+                if _sum_of(tensor := opened.get_tensor(digest)) == digest:
+                    found |= {number: tensor.clone() for number in left.pop(digest)}
+    if left:
+        raise StateError("no file has all of its tensors: one is truncated, changed or missing")
+    return found
 
 
 def write_text(path: Path, text: str) -> None:
@@ -224,7 +277,7 @@ def sync(path: Path) -> None:
 _NEEDED = (
     *("recipe.yaml", "partition.json", "nodes.json", "flower.json", "keys.json", "*.jsonl"),
     *("peers/*/*.safetensors", "peers/*/*.json"),
-    *(f"{name}{kind}" for name in ("best*", "state.prev", "state") for kind in (".safetensors", ".json")),
+    *("best*.safetensors", "best*.json", "state.*.safetensors", "state.prev.json", "state.safetensors", "state.json"),
     "run.json",
 )
 """Patterns of the files, in the order in which they are copied: peers before the rest, the checkpoint but one before

@@ -85,6 +85,7 @@ class RunFolder:
         self._written: dict[str, tuple[int, Any]] = {}  # log -> (bytes, running checksum) of what it holds
         self._named: int | None = None  # the best round that the newest checkpoint names
         self._unsynced: set[str] = set()  # logs with lines that may not be on the disk yet
+        self._turns: list[checkpoint.Turn] = []  # what the tensor files hold of the checkpoints that this process saved
         self._form: Untrusted | None = None  # of the states of a run that goes on
         self._read: State | None = None  # the last state that such a run has read, while parts of it are in use
         self._lock = ExitStack()
@@ -335,7 +336,8 @@ class RunFolder:
         rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
         logs = {name: self._log(name) for name in recorded.LOGS}  # a resumed run reads them beside the checkpoint
         sums = {name: [size, digest.hexdigest()] for name, (size, digest) in logs.items() if size}
-        checkpoint.save(self.path, file, rest, round=round_, logs=sums)
+        turns = self._turns if name == "state" else None
+        checkpoint.save(self.path, file, rest, turns=turns, round=round_, logs=sums)
         if self.audit is not None:
             digest = recorded.sum_of(self.path / f"{file}.json")[1]
             self._note("checkpoint", round=round_, state=name, digest=digest, logs=sums)
