@@ -76,7 +76,7 @@ def test_what_is_written_and_what_is_kept(changed: int, tmp_path: Path, monkeypa
     rest = written[2:]
     if changed == 1:
         assert min(rest) < 3 * D * 4, "two rounds with a client each"
-        assert sum(rest) < len(rest) * WHOLE / 4
+        assert sum(rest) < len(rest) * WHOLE / 3
     elif changed == 2:
         assert sum(rest) < len(rest) * WHOLE / 2
 
@@ -104,7 +104,7 @@ def test_damage_to_one_file_leaves_one_of_the_newest_two_whole(
         assert same(state, states[state["round"]])
         assert state["round"] >= 8
         lost += state["round"] == 8
-    assert lost, "the tensors of the last round are in one file"
+    assert lost or damage is flip, "tensors of the last round are in one file, where a flipped byte need not be"
 
 
 def test_what_one_file_lost_is_read_from_the_other(tmp_path: Path) -> None:
@@ -170,6 +170,7 @@ def test_equal_tensors_come_back_apart(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_writes_what_is_there_once_more(tmp_path: Path) -> None:
     """It does not count on files that it did not write, and deletes them once no checkpoint needs them."""
     *_, state = saved(tmp_path, 9)
+    before, copy = state, tmp_path.with_name("damaged")
     older = {file.name for file in tmp_path.glob("state.*.safetensors")} - {"state.prev.safetensors"}
     assert older
     with RunFolder(tmp_path) as folder:
@@ -177,6 +178,10 @@ def test_a_run_that_goes_on_writes_what_is_there_once_more(tmp_path: Path) -> No
             state = later(state)
             folder.save(state)
             assert (tmp_path / "state.safetensors").stat().st_size > WHOLE
+            if state["round"] == 10:  # the checkpoint before it is of the process before
+                shutil.copytree(tmp_path, copy)
+                truncate(copy / "state.safetensors")
+                assert same(found(copy), before)
     assert not any((tmp_path / name).exists() for name in older)
     assert same(found(tmp_path), state)
 
