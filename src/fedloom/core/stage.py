@@ -169,9 +169,7 @@ class Stage(Checked):
 class Identity(Stage):
     """The rows, unchanged: each client gets its own update back, which is local training (mixing matrix I)."""
 
-    @cached_property
-    def traits(self) -> Traits:
-        return Traits(writes=frozenset(), separable=True, presence="block")
+    traits = Traits(writes=frozenset(), separable=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates, state
