@@ -80,34 +80,32 @@ def by_block(like: Updates, itemsize: int, sent: Tensor | None = None) -> ByteCo
     return bytes_
 
 
+def _pieces(like: Updates) -> list[tuple[int, slice, Block]]:
+    """Return (row, columns, block) for all blocks that the rows have."""
+    blocks = [*zip(like.layout.slices, like.layout.blocks, strict=True)]
+    return [(k, *b) for k, have in enumerate(like.has.tolist()) for b, there in zip(blocks, have, strict=True) if there]
+
+
 def _values(updates: Updates) -> Tensor:
     """Return the values in the columns that the rows have, as one vector."""
+    X = updates.X
     if updates.present is None or bool(updates.present.all()):
-        return updates.X.reshape(-1)
-    rows = []
-    for x, have in zip(updates.X, updates.present.tolist(), strict=True):
-        rows += [x[s] for s, h in zip(updates.layout.slices, have, strict=True) if h]
-    return torch.cat(rows) if rows else updates.X.new_zeros(0)
+        return X.reshape(-1)
+    return torch.cat([X.new_zeros(0), *(X[k, s] for k, s, _ in _pieces(updates))])
 
 
 def _count(like: Updates) -> int:
     """Return how many values there are in the columns that the rows have."""
-    if like.present is None:
-        return len(like) * like.layout.d
-    sizes = torch.tensor([block.size for block in like.layout.blocks])
-    return int((like.present * sizes).sum())
+    return len(like) * like.layout.d if like.present is None else sum(b.size for *_, b in _pieces(like))
 
 
 def _fill(values: Tensor, like: Updates) -> Tensor:
     """Invert `_values`."""
     if like.present is None or bool(like.present.all()):
         return values.view(len(like), like.layout.d)
-    at = 0
-    for x, have in zip(like.X, like.present.tolist(), strict=True):
-        for s, h in zip(like.layout.slices, have, strict=True):
-            if h:
-                x[s] = values[at : at + s.stop - s.start]
-                at += s.stop - s.start
+    pieces = _pieces(like)
+    for (k, s, _), part in zip(pieces, values.split([b.size for *_, b in pieces]), strict=True):
+        like.X[k, s] = part
     return like.X
 
 
@@ -209,7 +207,7 @@ class Cropped(Codec):
         pieces = _pieces(like)
         sides = Array((len(pieces), 2), torch.int32, low=0)
         corners = Named({"corners": sides}).read({"corners": packed["corners"]}, Sender())["corners"].tolist()
-        for (_, block), (rows, columns) in zip(pieces, corners, strict=True):
+        for (*_, block), (rows, columns) in zip(pieces, corners, strict=True):
             h, w = _sides(block)
             if rows > h or columns > w:
                 raise ValueError(f"corners: expected at most {h} x {w} for {block.name}, found {rows} x {columns}")
@@ -229,16 +227,11 @@ class Cropped(Codec):
         if "corners" not in packed:
             return Raw().count(packed, like)
         bytes_: ByteCount = {("codec", None): packed["corners"].nbytes}
-        for (_, block), (rows, columns) in zip(_pieces(like), packed["corners"].tolist(), strict=True):
+        for (*_, block), (rows, columns) in zip(_pieces(like), packed["corners"].tolist(), strict=True):
             if size := rows * columns * packed["values"].element_size():
                 key = (block.role, block.task)
                 bytes_[key] = bytes_.get(key, 0) + size
         return bytes_
-
-
-def _pieces(like: Updates) -> list[tuple[int, Block]]:
-    """Yield (row, block) for all blocks that the rows have."""
-    return [(k, block) for k in range(len(like)) for block in like.part(k).blocks]
 
 
 def _sides(block: Block) -> tuple[int, int]:
@@ -247,9 +240,9 @@ def _sides(block: Block) -> tuple[int, int]:
     return rows, block.size // rows
 
 
-def _matrix(updates: Updates, row: int, block: Block) -> Tensor:
+def _matrix(updates: Updates, row: int, columns: slice, block: Block) -> Tensor:
     """Return a view of one block of one row."""
-    return updates.X[row, updates.layout.slice(block.name)].view(_sides(block))
+    return updates.X[row, columns].view(_sides(block))
 
 
 def _end(some: Tensor) -> int:
