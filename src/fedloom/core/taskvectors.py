@@ -78,8 +78,7 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
         return only + 0.0, pack_mask(mask) if packed else mask, torch.ones_like(only[:1])
     unified = np.empty(d, kind)
     masks = np.empty((T, -(-d // 8)), np.uint8) if packed else np.empty((T, d), np.bool_)
-    whole = _array(vectors) if isinstance(vectors, Tensor) else None
-    arrays = [] if whole is not None else [_array(row) for row in rows]
+    arrays = [_array(row) for row in rows]
     parts = pieces(slice(0, d), _CHUNK)
     sums = np.empty((len(parts), 2, T))
 
@@ -90,11 +89,8 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
             s = parts[i]
             n = s.stop - s.start
             x, y, mask = x_[:, :n], y_[:, :n], mask_[:, :n]
-            if whole is not None:
-                x[:] = whole[:, s]
-            else:
-                for row, to in zip(arrays, x, strict=True):
-                    to[:] = row[s]
+            for row, to in zip(arrays, x, strict=True):
+                to[:] = row[s]
             sign, top = _elect(x, y)
             np.multiply(sign, top, out=unified[s])
             np.greater(y, 0, out=mask)
