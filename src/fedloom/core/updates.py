@@ -346,19 +346,14 @@ class Updates:
         if len(keys) != k:
             raise ValueError(f"rows: expected {k} keys, found {len(keys)}")
         order = sorted(range(k), key=lambda i: _keys(keys)[i])
-        n = torch.ones(k) if n is None else torch.as_tensor(n)
-        given = {
-            "given": X,
-            "n": n.double(),
-            "weight": n.double() if weight is None else torch.as_tensor(weight).double(),
-            "coef": None if coef is None else torch.as_tensor(coef).to(X.dtype),
-            "present": None if present is None else torch.as_tensor(present).bool(),
-            "support": None if support is None else torch.as_tensor(support).bool(),
-            "base": None if base is None else torch.as_tensor(base).to(X.dtype),
-        }
+        n = torch.ones(k) if n is None else n
+        own = {"n": n, "weight": n if weight is None else weight, "present": present, "support": support}
+        own |= {"given": X, "coef": coef, "base": base}
+        kinds = {"n": torch.float64, "weight": torch.float64, "present": torch.bool, "support": torch.bool}
+        given = {name: torch.as_tensor(v).to(kinds.get(name, X.dtype)) for name, v in own.items() if v is not None}
         beside = {name: torch.as_tensor(value).to(X.dtype) for name, value in (auxiliary or {}).items()}
         if order != list(range(k)):
-            given = {name: value if value is None else value[order] for name, value in given.items()}
+            given = {name: value[order] for name, value in given.items()}
             extra = {name: _pick(value, order) for name, value in extra.items()}
             beside = {name: value[order] for name, value in beside.items()}
         if layout is None:
