@@ -136,16 +136,18 @@ class DistributedRows(Distributed):
     def dense(self) -> Tensor:
         """Return all rows, in the columns of this process. Each process sends every other its share of its rows."""
         if self._dense is None:
-            X = self.own.new_empty(self.shape)
-            index = [self._of(q) for q in range(self.columns.comm.size)]
+            self._dense = self.own.new_empty(self.shape)
             for here, parts in self.columns.pieces(self.layout, len(self.places)):
-                count = here.stop - here.start
-                into = {q: [X.new_empty(len(own), count)] for q, own in enumerate(index)} if self._rank in parts else {}
-                self.columns.comm.exchange({q: [self.own[:, part]] for q, part in parts.items()}, into)
-                for q, (rows,) in into.items():
-                    X[index[q], here] = rows
-            self._dense = X
+                self._gather(parts, self._dense[:, here])
         return self._dense
+
+    def _gather(self, parts: Mapping[int, slice | Tensor], X: Tensor) -> None:
+        """Fill X with all rows in the columns that `parts` has for this process; it has those that each other gets."""
+        index = [self._of(q) for q in range(self.columns.comm.size)] if self._rank in parts else []
+        into = {q: [X.new_empty(len(own), X.shape[1])] for q, own in enumerate(index)}
+        self.columns.comm.exchange({q: [self.own[:, part]] for q, part in parts.items()}, into)
+        for q, (rows,) in into.items():
+            X[index[q]] = rows
 
     def keep(self, index: Sequence[int]) -> DistributedRows:
         place = {i: at for at, i in enumerate(self._of(self._rank))}
@@ -161,13 +163,9 @@ class DistributedRows(Distributed):
     def take(self, index: Tensor) -> Tensor:
         if self._dense is not None:
             return self._dense[:, self.columns.at(self.layout, index)]
-        comm = self.columns.comm
         parts = self.columns.split(self.layout, index)
-        X = self.own.new_empty(len(self.places), len(parts[comm.rank]))
-        into = {q: [X.new_empty(len(self._of(q)), X.shape[1])] for q in range(comm.size)}
-        comm.exchange({q: [self.own[:, part]] for q, part in enumerate(parts)}, into)
-        for q, (rows,) in into.items():
-            X[self._of(q)] = rows
+        X = self.own.new_empty(len(self.places), len(parts[self._rank]))
+        self._gather(dict(enumerate(parts)), X)
         return X
 
     def norms(self) -> Tensor:
