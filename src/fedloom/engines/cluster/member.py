@@ -31,6 +31,9 @@ class Member(Executor):
         self.built, self.comm, self.executor = built, comm, executor
         self.costs = Costs(built)
         self.owner = deal(self.costs.of(built.federation.clients), comm.size)
+        self.broadcasts = bool(built.method.stage.traits.broadcasts)
+        self.knows_all = comm.rank == 0 or self.broadcasts
+        """True if this process has the personal models of all clients."""
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Yield results of all evaluations, in every process; a personal model is measured in its process."""
@@ -86,24 +89,18 @@ class Member(Executor):
             comm.send(rank, self._view(new, rank))
         return new
 
-    @property
-    def _knows_all(self) -> bool:
-        """Return whether this process has the personal models of all clients."""
-        return self.comm.rank == 0 or bool(self.built.method.stage.traits.broadcasts)
-
     def _view(self, server: State, rank: int) -> State:
         """Return the part of a server's state that a process needs for its clients and their broadcasts."""
         if rank == 0:
             return server
-        broadcasts = bool(self.built.method.stage.traits.broadcasts)
         mine = {c for c, owner in self.owner.items() if owner == rank}
         names = {ALL, *mine}
         ahead = self.built.method.server.looks_ahead
         return {
             **server,
-            "personal": {c: x for c, x in server["personal"].items() if broadcasts or c in mine},
+            "personal": {c: x for c, x in server["personal"].items() if self.broadcasts or c in mine},
             "rule": {c: memory if ahead else {} for c, memory in server["rule"].items() if c in names},
-            "stage": server["stage"] if broadcasts else {},
+            "stage": server["stage"] if self.broadcasts else {},
         }
 
     def _balanced(self, state: State, members: Sequence[str]) -> State:
@@ -123,7 +120,7 @@ class Member(Executor):
             if before[m] == comm.rank:
                 out[rank][m] = {kind: states[m] for kind, states in own.items() if m in states}
                 for kind, states in own.items():
-                    if kind == "clients" or not self._knows_all:
+                    if kind == "clients" or not self.knows_all:
                         states.pop(m, None)
         for tree in comm.swap(out).values():
             for m, arrived in tree.items():

@@ -213,20 +213,17 @@ class Sharing(Member):
     def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
         super().__init__(built, comm, executor)
         self.columns = Columns(comm, built.shared)
-
-    @property
-    def _knows_all(self) -> bool:
-        return bool(self.built.method.stage.traits.broadcasts)
+        self.knows_all = self.broadcasts
 
     def _view(self, server: State, rank: int) -> State:
-        names = {c for c, owner in self.owner.items() if owner == rank or self._knows_all} | {ALL}
+        names = {c for c, owner in self.owner.items() if owner == rank or self.knows_all} | {ALL}
         mine = {name: {c: x for c, x in server[name].items() if c in names} for name in ("personal", "rule")}
         return {**server, **mine}
 
     def gathered(self, state: State) -> State:
         state = super().gathered(state)
         server = state["server"]
-        if not self._knows_all:
+        if not self.knows_all:
             server = {**server, **{name: self._together(server[name]) for name in ("personal", "rule")}}
         return {**state, "server": server}
 
@@ -253,7 +250,7 @@ class Sharing(Member):
             base = bases(built.method, server, here) if here else torch.zeros(0, columns.layout.d)
             return spread_rows(base, tuple(self.owner[client] for client in clients)).dense()
 
-        back = partial(columns.back, owner=self.owner, everywhere=self._knows_all)
+        back = partial(columns.back, owner=self.owner, everywhere=self.knows_all)
 
         def agree(why: str | None) -> str | None:
             return next((one for one in self.comm.all(why) if one is not None), None)
