@@ -88,10 +88,9 @@ def _pieces(like: Updates) -> list[tuple[int, slice, Block]]:
 
 def _values(updates: Updates) -> Tensor:
     """Return the values in the columns that the rows have, as one vector."""
-    X = updates.X
     if updates.present is None or bool(updates.present.all()):
-        return X.reshape(-1)
-    return torch.cat([X.new_zeros(0), *(X[k, s] for k, s, _ in _pieces(updates))])
+        return updates.X.reshape(-1)
+    return torch.cat([updates.X.new_zeros(0), *(updates.X[k, s] for k, s, _ in _pieces(updates))])
 
 
 def _count(like: Updates) -> int:
@@ -160,9 +159,8 @@ class Sparse(Codec):
         size = _count(like)
         if not isinstance(packed, Mapping) or "mask" not in packed:
             return Raw().read(packed, like)
-        mask = Array((-(-size // 8),), torch.uint8).read(packed["mask"], Sender())
-        kept = int(np.unpackbits(mask.numpy(), count=size).sum())
-        bits = Array(tuple(mask.shape), torch.uint8)
+        bits = Array((-(-size // 8),), torch.uint8)
+        kept = int(np.unpackbits(bits.read(packed["mask"], Sender()).numpy(), count=size).sum())
         return Named({"values": Array((kept,), like.data.dtype), "mask": bits}).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:

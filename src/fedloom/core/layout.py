@@ -72,13 +72,10 @@ class Select:
 
     def matches(self, block: Block) -> bool:
         """Return whether a block is chosen."""
-        if self.role is not None and not {block.role, block.part} & set(_many(self.role)):
-            return False
-        if self.task is not None and block.task not in _many(self.task):
-            return False
         if self.name is not None and not any(fnmatch.fnmatchcase(block.name, g) for g in _many(self.name)):
             return False
-        if self.kind is not None and block.kind not in _many(self.kind):
+        asked = ((self.role, {block.role, block.part}), (self.task, {block.task}), (self.kind, {block.kind}))
+        if any(wanted is not None and has.isdisjoint(_many(wanted)) for wanted, has in asked):
             return False
         return self.exclude is None or not self.exclude.matches(block)
 
