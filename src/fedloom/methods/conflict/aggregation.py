@@ -8,9 +8,9 @@ updates of any length.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -138,87 +138,93 @@ _ALIGNED = 0.99
 """The largest cosine that GradVac aims at: there, a row orthogonal to its partner becomes 7 times as long."""
 
 
-@dataclass(frozen=True)
-class CAGrad(settings.CAGradSettings, Stage):
-    """The direction near the mean that is best for the worst-off row; see the add-on `cagrad`."""
+class Combination(Stage):
+    """Base of rules that return one combination of the rows, with coefficients from their Gram matrix.
+
+    Columns that the same rows have form a problem of their own, solved among those rows.
+    """
 
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
+    wide: ClassVar[bool] = False
+    """True if coefficients may be large and cancel, so that rows are added up in float64."""
+
+    def coefficients(self, G: Tensor, p: Tensor) -> Tensor:
+        """Return the coefficients of some rows (K, float64) from their Gram matrix and their shares of `weight`."""
+        raise NotImplementedError
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        X, k = updates.data, len(updates)
+        out = X.new_zeros(updates.layout.d)
+        for columns, members in problems(updates.layout, updates.present, k):
+            if not len(members):
+                continue
+            G = gram(updates, columns)[members][:, members]
+            q = torch.zeros(k, dtype=torch.float64)
+            q[members] = self.coefficients(G, shares(updates.weight.cpu()[members]))
+            if updates.mixing is not None:
+                q = q @ updates.mixing.cpu()
+            for s in columns:
+                if not self.wide:
+                    torch.mv(X[:, s].t(), q.to(X), out=out[s])
+                    continue
+                for piece in pieces(s, _COLUMNS):
+                    part = X[:, piece].double()
+                    out[piece] = q.to(part) @ part
+        return updates.reduced(out), state
+
+
+_EQUAL = Traits("mix", reduces=True, separable=True, presence="row")
+
+
+@dataclass(frozen=True)
+class CAGrad(settings.CAGradSettings, Combination):
+    """The direction near the mean that is best for the worst-off row; see the add-on `cagrad`."""
+
+    def coefficients(self, G: Tensor, p: Tensor) -> Tensor:
+        w, lam = conflict_averse(G, p, self.c)
+        return (p + lam * w) / rescaling(self.rescale, self.c)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if self.c == 0:
             return updates.reduced(weighted_mean(updates.replace(coef=None))), state
-
-        def coefficients(G: Tensor, p: Tensor) -> Tensor:
-            w, lam = conflict_averse(G, p, self.c)
-            return (p + lam * w) / rescaling(self.rescale, self.c)
-
-        return updates.reduced(combined(updates, coefficients)), state
+        return super().__call__(updates, state, ctx)
 
 
 @dataclass(frozen=True)
-class ConFIG(Stage):
+class ConFIG(Combination):
     """The direction with the same cosine to all rows, as long as the mean reaches along it; see the add-on `config`."""
 
-    traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
+    wide = True
 
-    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        return updates.reduced(combined(updates, conflict_free, wide=True)), state
+    def coefficients(self, G: Tensor, p: Tensor) -> Tensor:
+        return conflict_free(G, p)
 
 
 @dataclass(frozen=True)
-class MinNorm(settings.MinNormSettings, Stage):
+class MinNorm(settings.MinNormSettings, Combination):
     """The shortest convex combination of the rows; see the add-on `min-norm`.
 
     A combination that vanishes (within a millionth of its parts) is exactly zero.
     """
 
-    traits = Traits("mix", reduces=True, separable=True, presence="row")
+    traits = _EQUAL
 
-    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        return updates.reduced(combined(updates, lambda G, p: min_norm(G, self.unit))), state
-
-
-def combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor], wide: bool = False) -> Tensor:
-    """Return one vector (d), a combination of the rows. `coefficients` maps (Gram matrix of some rows, their shares of
-    `weight`) to its coefficients; if these may be large and cancel, `wide` adds up in float64. Columns that the same
-    rows have form a problem of their own, solved among those rows.
-    """
-    X = updates.data
-    out = X.new_zeros(updates.layout.d)
-    k = len(updates)
-    for columns, members in problems(updates.layout, updates.present, k):
-        if not len(members):
-            continue
-        G = gram(updates, columns)[members][:, members]
-        q = torch.zeros(k, dtype=torch.float64)
-        q[members] = coefficients(G, shares(updates.weight.cpu()[members]))
-        if updates.mixing is not None:
-            q = q @ updates.mixing.cpu()
-        for s in columns:
-            if not wide:
-                torch.mv(X[:, s].t(), q.to(X), out=out[s])
-                continue
-            for piece in pieces(s, _COLUMNS):
-                part = X[:, piece].double()
-                out[piece] = q.to(part) @ part
-    return out
-
-
-Scale = Literal["min", "median", "rmse"]
+    def coefficients(self, G: Tensor, p: Tensor) -> Tensor:
+        return min_norm(G, self.unit)
 
 
 @dataclass(frozen=True)
-class Weighting(Stage):
+class Weighting(Combination):
     """sum_k w_k X_k, with w from a weighting of TorchJD.
 
     It sees the Gram matrix of the rows that are not zero, in float64, divided by its mean diagonal. A subclass says in
     `weighting` which one it is; `p` are the rows' shares of `weight`, which sum to 1 with those of zero rows.
     """
 
-    traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
+    wide = True
 
     def weighting(self, p: Tensor) -> Any:
-        """Return TorchJD's weighting for rows with shares p (K). Raises UserError where a package is absent."""
+        """Return TorchJD's weighting, of G (K x K), for rows with shares p (K). Raises UserError without its packages."""
         raise NotImplementedError
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
@@ -227,22 +233,11 @@ class Weighting(Stage):
         except UserError as error:
             yield f"{self!r} cannot work: {error}"
 
-    def weights(self, G: Tensor, p: Tensor) -> Tensor:
-        """Return the rows' coefficients (K, float64)."""
-        w: Tensor = self.weighting(p)(G)
-        return w
-
-    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        def coefficients(G: Tensor, p: Tensor) -> Tensor:
-            q, some = torch.zeros(len(G), dtype=torch.float64), nonzero(G)
-            if bool(some.any()):
-                q[some] = self.weights(normalised(G[some][:, some])[0], p[some])
-            return q
-
-        return updates.reduced(combined(updates, coefficients, wide=True)), state
-
-
-_EQUAL = Traits("mix", reduces=True, separable=True, presence="row")
+    def coefficients(self, G: Tensor, p: Tensor) -> Tensor:
+        q, some = torch.zeros(len(G), dtype=torch.float64), nonzero(G)
+        if bool(some.any()):
+            q[some] = self.weighting(p[some])(normalised(G[some][:, some])[0])
+        return q
 
 
 def _library(*packages: str) -> Any:
@@ -298,11 +293,8 @@ class FairGrad(settings.FairGradSettings, Weighting):
     traits = _EQUAL
 
     def weighting(self, p: Tensor) -> Any:
-        return _library().FairGradWeighting(self.alpha)
-
-    def weights(self, G: Tensor, p: Tensor) -> Tensor:
-        w = super().weights(G, p)
-        return w / w.sum()
+        weighting = _library().FairGradWeighting(self.alpha)
+        return lambda G: (w := weighting(G)) / w.sum()
 
 
 @dataclass(frozen=True)
