@@ -265,11 +265,9 @@ def matu(
         local=(m.Phase(trained),) if heads == "frozen" else (m.Phase(m.Select(exclude=tau)),) if delta_w else (),
         turn=m.EachTask(),
     )
-    return (
-        replace(method, model=(FreeAdaptedWeights(),), local=(*method.local, training.MergeFactors()))
-        if delta_w
-        else method
-    )
+    if not delta_w:
+        return method
+    return replace(method, model=(FreeAdaptedWeights(),), local=(*method.local, training.MergeFactors()))
 
 
 @m.ADDONS.register("by-task", source="MaTU, Table 2")

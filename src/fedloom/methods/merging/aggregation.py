@@ -23,7 +23,10 @@ from fedloom.methods.merging import ConsensusMaskSettings, LowRankAndSparseSetti
 
 @dataclass(frozen=True)
 class Merging(Stage):
-    """One vector from all rows, tensor by tensor, over the rows that have it, trained it and count (weight above 0)."""
+    """One vector from all rows, tensor by tensor, over the rows that have it, trained it and count (weight above 0).
+
+    A stage that is not separable merges matrices: tensors of one dimension get the mean.
+    """
 
     traits = Traits("matrix", reads={"X", "weight"}, wants={"support"}, reduces=True, presence="block")
 
@@ -43,7 +46,8 @@ class Merging(Stage):
         for block, columns, rows in zip(layout.blocks, layout.slices, counts.t(), strict=True):
             if bool(rows.any()):
                 parts, p = X[rows][:, columns], shares(updates.weight.cpu()[rows]).to(X)
-                out[columns] = self.merged(parts, p, block.shape)
+                only_mean = len(block.shape) < 2 and not self.traits.separable
+                out[columns] = p @ parts if only_mean else self.merged(parts, p, block.shape)
         return updates.reduced(out), state
 
 
@@ -80,10 +84,7 @@ class IsotropicMerge(Merging):
     """The mean with all singular values of a matrix made equal, to their mean; see `iso-c`."""
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        mean = p @ parts
-        if len(shape) < 2:
-            return mean
-        U, S, V = _svd(mean.view(shape[0], -1))
+        U, S, V = _svd((p @ parts).view(shape[0], -1))
         return (S.sum() / max(len(S), 1) * (U @ V)).flatten()
 
 
@@ -92,8 +93,6 @@ class SingularMerge(Merging):
     """Each row's leading singular vectors, made orthogonal among the rows, with their values; see `tsv-m`."""
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        if len(shape) < 2:
-            return p @ parts
         matrices = parts.reshape(len(parts), shape[0], -1)
         most = max(1, min(matrices.shape[1:]) // len(parts))
         factors = [tuple(x[:most] for x in (U.t(), S, V)) for U, S, V in map(_svd, matrices)]
@@ -109,8 +108,6 @@ class LeastInterference(Merging):
     """
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        if len(shape) < 2:
-            return p @ parts
         matrices = parts.cpu().double().reshape(len(parts), shape[0], -1)
         unit = matrices / torch.linalg.matrix_norm(matrices, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         # with M_j' / |M_j| side by side as A, and M_j M_j' / |M_j| as B, it is the least |U A - B|
@@ -125,7 +122,7 @@ class LowRankAndSparse(LowRankAndSparseSettings, Merging):
     """The mean of the rows' low-rank parts and beta times that of their sparse parts, by robust PCA; see `fedrpca`."""
 
     def merged(self, parts: Tensor, p: Tensor, shape: Sequence[int]) -> Tensor:
-        if len(shape) < 2 or len(parts) < 2:
+        if len(parts) < 2:
             return p @ parts
         sparse = sparse_part(parts.double())
         beta = self.beta
