@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -221,24 +222,18 @@ def _with_norms(encoder: nn.Module, shape: tuple[int, ...]) -> Iterator[tuple[st
     outputs: list[tuple[str, Tensor]] = []
     norms: dict[str, str] = {}
 
-    def note(name: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            outputs.append((name, output))
+    def note(name: str, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        outputs.append((name, output))
 
-        return hook
-
-    def look(name: str) -> Any:
-        def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            norms.update({layer: name for layer, output in outputs if output is inputs[0]})
-
-        return hook
+    def look(name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        norms.update({layer: name for layer, output in outputs if output is inputs[0]})
 
     handles = []
     for name, module in encoder.named_modules():
         if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1):
-            handles.append(module.register_forward_hook(note(name)))
+            handles.append(module.register_forward_hook(partial(note, name)))
         elif type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm):  # not those that are more than a norm
-            handles.append(module.register_forward_pre_hook(look(name)))
+            handles.append(module.register_forward_pre_hook(partial(look, name)))
     pass_zeros(encoder, shape, handles)
     for name, output in outputs:
         if output.ndim != 2 and isinstance(encoder.get_submodule(name), nn.Linear):
