@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -268,15 +269,12 @@ def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
     """Return the encoder's modules that give a map (B x C x H x W), with its channels, in the order of their end."""
     channels: dict[str, int] = {}
 
-    def note(name: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.ndim == 4:
-                channels.pop(name, None)
-                channels[name] = output.shape[1]
+    def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.ndim == 4:
+            channels.pop(name, None)
+            channels[name] = output.shape[1]
 
-        return hook
-
-    handles = [module.register_forward_hook(note(name)) for name, module in encoder.named_modules() if name]
+    handles = [module.register_forward_hook(partial(note, name)) for name, module in encoder.named_modules() if name]
     pass_zeros(encoder, shape, handles)
     return channels
 
@@ -292,14 +290,14 @@ class FeatureModules(FeatureModulesSettings, LocalRule):
         if self.lambda1 == 0 and self.lambda2 == 0:
             return None
         attached: Any = view.module.encoder.attached  # type: ignore[union-attr]
-        losses = []
+        losses: list[Tensor] = []
         for module in attached.values():
             how = self.tau, self.lambda1, self.lambda2 if module.corrector is not None else 0.0
             for task, outputs in view.outputs.items():
                 if task in module.auxiliary:
                     head = module.auxiliary[task]
-                    losses.append(feature_losses(module.parts, outputs, view.targets[task], head, *how))
-        total = added(each.penalty for each in losses)
+                    losses.append(feature_losses(module.parts, outputs, view.targets[task], head, *how).penalty)
+        total = added(losses)
         return None if total is None else total / len(attached)
 
 
