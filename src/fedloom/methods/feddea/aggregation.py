@@ -244,7 +244,8 @@ class Heal(HealSettings, Stage):
         distances = []
         for i, row in enumerate(updates.rows):
             key = row_key(row)
-            new[key], distance = self._vote(X[i], _columns(updates, i), state.get(key, fresh), mask[i])
+            columns = [piece for s in updates.layout.spans(updates.part(i)) for piece in pieces(s, _COLUMNS)]
+            new[key], distance = self._vote(X[i], columns, state.get(key, fresh), mask[i])
             distances.append(distance)
         total = sum(distances)
         if total > 0:
@@ -294,8 +295,3 @@ def _needed(rounds: int, tau: float) -> int:
     while not count / rounds > tau:
         count += 1
     return count
-
-
-def _columns(updates: Updates, i: int) -> list[slice]:
-    """Return the columns that row i has, in pieces of at most _COLUMNS."""
-    return [piece for s in updates.layout.spans(updates.part(i)) for piece in pieces(s, _COLUMNS)]
