@@ -15,12 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedloom.core.combine import Switch
+from fedloom.core.combine import Around, Switch
 from fedloom.core.context import Broadcast, Ctx, Fields, State
 from fedloom.core.errors import RecipeError
 from fedloom.core.layout import Layout
 from fedloom.core.mean import ModelMix, weighted_mean
-from fedloom.core.outline import Box
 from fedloom.core.settings.section import BelowOne, Natural, NonNegative
 from fedloom.core.stage import Stage, Traits, every
 from fedloom.core.updates import EVERYONE, Updates
@@ -36,7 +35,7 @@ from fedloom.training.rules import LocalRule, View
 
 
 @dataclass(frozen=True)
-class AtPeer(Stage):
+class AtPeer(Around):
     """The aggregation `stage` at one peer, over its own row and its neighbours' rows.
 
     Rows are the displacements of the trained models from the peer's own start, or updates if peers send updates. Their
@@ -45,6 +44,7 @@ class AtPeer(Stage):
     weight has are taken from the peer's own row. The state is that of `stage`.
     """
 
+    heading = "at each peer, over its own row and its neighbours'"
     stage: Stage
     own: str = ""
     shares: Mapping[str, float] | None = None
@@ -98,10 +98,6 @@ class AtPeer(Stage):
             if client != self.own and client not in self.whole:
                 have[i] &= inside
         return have
-
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        return (Box("at each peer, over its own row and its neighbours'", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
