@@ -72,11 +72,9 @@ class Constant(Attack):
     value: Annotated[float, Field(gt=0, le=3e38)] = 1e30
 
     def answer(self, updates: Updates, memory: State, ctx: Ctx) -> tuple[Updates | None, State]:
-        import torch
-
         from fedloom.training.rules import within
 
-        return within(updates.replace(X=torch.full_like(updates.X, self.value))), memory
+        return within(updates.replace(X=updates.X.new_full(updates.X.shape, self.value))), memory
 
 
 @ATTACKS.register("replay")
