@@ -51,9 +51,8 @@ class RowNoise(Stage):
         out = updates.X.clone()
         for k, row in enumerate(updates.rows):
             drawn = ctx.hidden("row noise", *row).normal(updates.layout.d).to(out)
-            for i, s in enumerate(updates.layout.slices):
-                if updates.present is None or bool(updates.present[k, i]):
-                    out[k, s] += self.noise * self.clip * drawn[s]
+            for s in updates.layout.spans(updates.part(k)):
+                out[k, s] += self.noise * self.clip * drawn[s]
         return updates.replace(X=out), state
 
 
@@ -113,7 +112,7 @@ class PrivateClusters(ChosenClusters):
     def traits(self) -> Traits:
         return replace(super().traits, hides=max(self.least, 1))
 
-    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
+    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> tuple[Sequence[int], Sequence[Stage]]:
         least, z = max(self.least, 1), self.stage.noise
         drawn = ctx.hidden("sizes").normal(self.count, torch.float64)
         counts = torch.bincount(torch.tensor([j for j in chosen if j < self.count]).long(), minlength=self.count)
@@ -128,10 +127,7 @@ class PrivateClusters(ChosenClusters):
                 counted[i] = int((got.cumsum(0) <= where * float(got.sum())).sum())
         expected = (sizes - lent + got).clamp(min=least) / ctx.trainers(None, max(len(clients), 1))
         own = replace(self.stage, noise=z / math.sqrt(1 - SIZES))
-        return [
-            ([i for i, mine in enumerate(counted) if mine == j], replace(own, share=float(expected[j]), number=j))
-            for j in range(self.count)
-        ]
+        return counted, [replace(own, share=float(expected[j]), number=j) for j in range(self.count)]
 
 
 KNOWN = frozenset({"domain", "tasks"})

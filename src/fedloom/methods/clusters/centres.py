@@ -153,10 +153,10 @@ class ChosenClusters(Aggregation):
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         return _to_all(state["models"], clients)
 
-    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
-        """Return, for each model, the positions of the rows that move it, and the stage that combines them."""
+    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> tuple[Sequence[int], Sequence[Stage]]:
+        """Return, for each row, the number of the model that it moves, and for each model the stage that combines."""
         counted = rebalanced(chosen, self.count, self.least, ctx.rng("rebalanced")) if self.least else chosen
-        return [([i for i, mine in enumerate(counted) if mine == j], self.stage) for j in range(self.count)]
+        return counted, [self.stage] * self.count
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if not len(updates) and not self.stage.traits.hides:
@@ -175,7 +175,9 @@ class ChosenClusters(Aggregation):
             uses = [[float(updates.extra[f"share{j}"][i]) for j in range(self.count)] for i in range(len(clients))]
         members = dict(sorted({**state["members"], **dict(zip(clients, uses, strict=True))}.items()))
         before, models, stages = state["models"], list(state["models"]), list(state["stages"])
-        for j, (here, stage) in enumerate(self.movers(clients, chosen, ctx)):
+        counted, combining = self.movers(clients, chosen, ctx)
+        for j, stage in enumerate(combining):
+            here = [i for i, moves in enumerate(counted) if moves == j]
             if not here and not stage.traits.hides:
                 continue
             rows = updates.keep(here)
