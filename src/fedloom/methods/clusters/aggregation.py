@@ -14,16 +14,17 @@ from torch import Tensor
 from fedloom.core.combine import Aggregation
 from fedloom.core.context import Ctx, State
 from fedloom.core.gram import gram, inner_products, nonzero
+from fedloom.core.grouping import grouped
 from fedloom.core.layout import Layout
-from fedloom.core.mean import Mean, ModelMix, column_groups
+from fedloom.core.mean import Mean, ModelMix
 from fedloom.core.outline import Box
 from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates, columns_here
 from fedloom.methods import clusters as settings
 from fedloom.methods.conflict.aggregation import PCGrad
 from fedloom.methods.peers.config import Safeguards
-from fedloom.methods.peers.neighbours import task_groups
 from fedloom.methods.peers.safeguards import conflict_averse_mix
+from fedloom.training.rules import within
 
 Linkage = Literal["average", "complete", "single"]
 
@@ -63,13 +64,7 @@ def agglomerate(D: Tensor, groups: int, linkage: Linkage) -> list[list[int]]:
 
 def models(updates: Updates) -> Tensor:
     """Return the trained models base + X (K x d); zero in blocks that a row lacks, of which the base says nothing."""
-    if updates.base is None:
-        return updates.X
-    W = updates.X + updates.base
-    for columns, members in column_groups(updates.layout, updates.present, None):
-        if members is not None:
-            W[~members, columns] = 0.0
-    return W
+    return updates.X if updates.base is None else within(updates.replace(X=updates.X + updates.base)).X
 
 
 def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
@@ -225,13 +220,11 @@ class TaskLeaders(settings.TaskLeadersSettings, Stage):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
             return updates, state
-        names = [client for client, _ in updates.rows]
-        groups = task_groups(dict(zip(names, map(str, updates.extra["tasks"]), strict=True)))
-        members = {task: [names.index(name) for name in group] for task, group in groups.items()}
+        members = dict(sorted(grouped((str(tasks), i) for i, tasks in enumerate(updates.extra["tasks"])).items()))
         moves = {task: updates.X[rows].mean(0) for task, rows in members.items()}
-        ends: dict[str, Tensor] = dict(moves)
-        if len(groups) > 1 and self.alpha > 0:
-            for task in groups:
+        ends = dict(moves)
+        if len(members) > 1 and self.alpha > 0:
+            for task in members:
                 mixed = conflict_averse_mix(task, moves, c=self.c, safeguards=self.safeguards)
                 ends[task] = moves[task] + self.alpha * mixed.update
         out = torch.empty_like(updates.X)
