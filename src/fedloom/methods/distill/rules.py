@@ -92,12 +92,12 @@ class Digest(DigestSettings, LocalRule):
     """
 
     def begin(self, view: View, state: State) -> State:
-        module, x = view.module, view.module.public
-        known = {task: module.public_outputs[task].detach().clone() for task in view.tasks}  # type: ignore[index]
+        module: Any = view.module
+        x: Tensor = module.public
+        known = {task: module.public_outputs[task].detach().clone() for task in view.tasks}
         known = {task: consensus for task, consensus in known.items() if bool(consensus.any())}
         if not known:
             return state
-        assert isinstance(x, Tensor)
         distance = l1_loss if self.distance == "l1" else mse_loss
         optimizer = build(view.optimizer, view.params, view.grad, view.trained)
         module.train()
@@ -110,12 +110,12 @@ class Digest(DigestSettings, LocalRule):
         return state
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        module, x = view.module, view.module.public
-        assert isinstance(x, Tensor)
+        module: Any = view.module
+        x: Tensor = module.public
         module.eval()
         with torch.no_grad():
             for batch in torch.arange(len(x), device=x.device).split(self.digest_batch_size):
                 for task, output in module(x[batch], view.tasks).items():
-                    module.public_outputs[task][batch] = output.to(view.params.dtype)  # type: ignore[index]
+                    module.public_outputs[task][batch] = output.to(view.params.dtype)
         module.train()
         return state, {}
