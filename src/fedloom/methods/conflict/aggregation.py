@@ -224,7 +224,7 @@ class Weighting(Combination):
     wide = True
 
     def weighting(self, p: Tensor) -> Any:
-        """Return TorchJD's weighting, of G (K x K), for rows with shares p (K). Raises UserError without its packages."""
+        """Return TorchJD's weighting of G (K x K) for rows with shares p (K). Raises UserError without its packages."""
         raise NotImplementedError
 
     def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
