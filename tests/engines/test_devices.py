@@ -151,6 +151,7 @@ def test_batch_norm_learns_from_images_wherever_its_tensors_lie(shift: int) -> N
     for device in ("cpu", DEVICE):
         model = FlatModel(Network(), device=device)
         x = torch.randn(8, 96, 14, 18, generator=torch.Generator().manual_seed(0)).to(device)
+        model.grad.zero_()
         model.module.norm(x.contiguous(memory_format=torch.channels_last)).square().sum().backward()  # type: ignore
         found.append(torch.cat([model.vector, model.grad]).detach().cpu())
         assert torch.backends.cudnn.enabled
