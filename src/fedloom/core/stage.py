@@ -169,7 +169,9 @@ class Stage(Checked):
 class Identity(Stage):
     """The rows, unchanged: each client gets its own update back, which is local training (mixing matrix I)."""
 
-    traits = Traits(writes=frozenset(), separable=True, presence="block")
+    @cached_property
+    def traits(self) -> Traits:
+        return Traits(writes=frozenset(), separable=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates, state
