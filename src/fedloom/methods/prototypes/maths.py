@@ -78,8 +78,7 @@ def prototype_pull(
 
     `mse`: squared and averaged over the dimensions, as in the releases; `norm`: the 2-norm, as in FedProto's paper.
     """
-    judged = (labels >= 0) & prototypes.known[labels.clamp(min=0)]
-    z, mine = features[judged], labels[judged]
+    z, mine, _ = _judged(features, labels, prototypes.known)
     if not len(z):
         return features.new_zeros(())
     apart = z - prototypes.means[mine]
@@ -90,6 +89,12 @@ def prototype_pull(
 def _share(judged: int, labels: Tensor, over: Over) -> float:
     """Return what turns a mean over the judged examples into a loss of the batch (`Over`)."""
     return judged / int((labels >= 0).sum()) if over == "batch" else 1.0
+
+
+def _judged(features: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return features and labels of the examples whose class has a prototype, and which these are (B, bool)."""
+    which = (labels >= 0) & known[labels.clamp(min=0)]
+    return features[which], labels[which], which
 
 
 # FINCH and FPL
@@ -145,14 +150,21 @@ def cluster_prototypes(
     prototypes: Sequence[Prototypes], partition: Literal["first", "last"] = "last"
 ) -> ClusterPrototypes:
     """Return, per class, the means of FINCH's clusters of the clients' prototypes; `last`: the coarsest (FPL)."""
-    points, labels = [prototypes[0].means[:0]], list[int]()
+    points, labels = [], []
     for c in range(len(prototypes[0].counts)):
-        if own := [p.means[c] for p in prototypes if p.counts[c] > 0]:
-            stacked = torch.stack(own)
-            clusters = finch(stacked)[0 if partition == "first" else -1]
-            points.append(class_prototypes(stacked, clusters, int(clusters.amax()) + 1).means)
-            labels += [c] * len(points[-1])
-    return ClusterPrototypes(torch.cat(points), torch.tensor(labels, dtype=torch.int64))
+        own = [p.means[c] for p in prototypes if p.counts[c] > 0]
+        if not own:
+            continue
+        stacked = torch.stack(own)
+        clusters = finch(stacked)[0 if partition == "first" else -1]
+        means = class_prototypes(stacked, clusters, int(clusters.amax()) + 1).means
+        points.append(means)
+        labels += [c] * len(means)
+    width = prototypes[0].means.shape[1]
+    return ClusterPrototypes(
+        torch.cat(points) if points else prototypes[0].means.new_zeros(0, width),
+        torch.tensor(labels, dtype=torch.int64),
+    )
 
 
 def cluster_contrast(
@@ -203,7 +215,7 @@ def margin_cross_entropy(features: Tensor, labels: Tensor, points: Tensor, margi
 
     `points` (C x F) are prototypes or anchors of all classes (FedTGP; FedSA's margin term).
     """
-    z, mine = features[labels >= 0], labels[labels >= 0]
+    z, mine, _ = _judged(features, labels, torch.ones(len(points), dtype=torch.bool, device=points.device))
     if not len(z):
         return features.new_zeros(())
     return cross_entropy(-(distances(z, points) + margin * one_hot(mine, len(points))), mine)

@@ -11,7 +11,6 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,7 +19,6 @@ from torch.nn.functional import cosine_similarity, softplus
 
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError
-from fedloom.core.grouping import grouped
 from fedloom.core.settings.section import Checked
 from fedloom.methods.f2dc.rules import map_channels
 from fedloom.methods.prototypes import ClusterContrastSettings, ModelContrastSettings, maths
@@ -107,8 +105,11 @@ class CollectPrototypes(LocalRule):
 
     @staticmethod
     def _merged(batches: deque[tuple[int, dict[int, maths.Prototypes]]]) -> dict[int, maths.Prototypes]:
-        each = grouped(one for _, prototypes in batches for one in prototypes.items())
-        return {number: maths.aggregated(each[number]) for number in sorted(each)}
+        numbers = sorted({number for _, prototypes in batches for number in prototypes})
+        return {
+            number: maths.aggregated([prototypes[number] for _, prototypes in batches if number in prototypes])
+            for number in numbers
+        }
 
 
 def keep_last(batches: deque[tuple[int, Any]], examples: int) -> None:
@@ -194,10 +195,15 @@ class SemanticAnchors(CollectPrototypes):
         return {"own": {str(n): {"means": p.means, "counts": p.counts} for n, p in own.items()}}, provided
 
 
-def _tap(levels: list[Tensor | None], i: int, module: nn.Module, _inputs: Any, output: Tensor) -> None:
-    """Keep a map's mean over its area (B x C) in training; a forward hook."""
-    if module.training:
-        levels[i] = pooled(output)
+class _Tap:
+    """A forward hook that keeps a map's mean over its area (B x C) in training."""
+
+    def __init__(self) -> None:
+        self.seen: Tensor | None = None
+
+    def __call__(self, module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        if module.training:
+            self.seen = pooled(output)
 
 
 @dataclass(frozen=True)
@@ -221,10 +227,10 @@ class TapLevels(Checked):
                 if name not in maps:
                     known = ", ".join(maps) or "none"
                     raise RecipeError(f"fedrcl: {name!r} is not a map of the encoder; its maps: {known}")
-        levels: list[Tensor | None] = [None] * len(names)
-        for i, name in enumerate(names):
-            model.encoder.get_submodule(name).register_forward_hook(partial(_tap, levels, i))
-        model.encoder.levels = levels  # type: ignore[assignment]
+        taps = [_Tap() for _ in names]
+        for name, tap in zip(names, taps, strict=True):
+            model.encoder.get_submodule(name).register_forward_hook(tap)
+        model.encoder.levels = taps  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -245,9 +251,11 @@ class RelaxedContrast(LocalRule):
     features = True
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        seen: Any = view.module.encoder.levels  # type: ignore[union-attr]
-        levels = [features_now(view), *(z.to(view.params.dtype) for z in seen if z is not None)]
-        seen[:] = [None] * len(seen)  # or the batch's graph would live on in the model
+        levels = [features_now(view)]
+        for tap in view.module.encoder.levels:  # type: ignore[union-attr]
+            if tap.seen is not None:
+                levels.append(tap.seen.to(view.params.dtype))
+                tap.seen = None  # or the batch's graph would live on in the model
         if self.lam == 0:
             return None
         how = (self.temperature, self.threshold, self.positives, self.negatives, self.penalty_weight)
