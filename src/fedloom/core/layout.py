@@ -24,7 +24,7 @@ _NORMS: dict[str, type[nn.Module]] = {
     "batch-norm": nn.modules.batchnorm._NormBase,
     "layer-norm": nn.LayerNorm,
     "group-norm": nn.GroupNorm,
-    "rms-norm": nn.RMSNorm,
+    **({"rms-norm": nn.RMSNorm} if hasattr(nn, "RMSNorm") else {}),
 }
 
 
@@ -278,9 +278,14 @@ class Layout:
 
     def put(self, X: Tensor, part: Layout, values: Tensor) -> Tensor:
         """Write `values` into the columns of `part` of X, in place, and return X."""
-        spans = self.spans(part)
-        for s, these in zip(spans, values.split([s.stop - s.start for s in spans], dim=-1), strict=True):
-            X[..., s] = these
+        if part is self:
+            X[...] = values
+            return X
+        at = 0
+        for s in self.spans(part):
+            size = s.stop - s.start
+            X[..., s] = values[..., at : at + size]
+            at += size
         return X
 
     def flatten(self, module: nn.Module) -> Tensor:
