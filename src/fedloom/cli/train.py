@@ -175,9 +175,9 @@ def _watched(folder: Path, quiet: bool) -> Iterator[Progress]:
 
 
 def _conclude(result: Any, as_json: bool) -> None:
-    from fedloom.federation.runs.reader import IN_VAIN, human_bytes
+    from fedloom.federation.runs.reader import IN_VAIN, Run, human_bytes
 
-    total = result.run.bytes_total()
+    total = Run.read(result.folder).bytes_total()
     final = result.final() if result.measured else None
     shared.answer(
         {"folder": result.folder, "status": result.status, "final": final, "bytes": total},

@@ -68,6 +68,7 @@ class FlatModel:
 
     @cached_property
     def grad(self) -> Tensor:
+        """The gradients of the parameters (p), of which each parameter's is a view; not set to 0 when it is made."""
         grad, params = torch.empty_like(self.params), self.layout.parameters
         for block, s in zip(params.blocks, params.slices, strict=True):
             self.module.get_parameter(block.name).grad = grad[s].view(block.shape)
