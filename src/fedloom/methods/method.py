@@ -329,7 +329,7 @@ class Method(Checked):
 
     def shared_part(self, layout: Layout) -> Layout:
         """Return the parameters that are aggregated: the columns of the matrix of updates."""
-        return layout.parameters.without(self.private_part(layout))
+        return layout.parameters if self.private is None else layout.parameters.without(self.private_part(layout))
 
     def shared_buffers(self, layout: Layout) -> Layout:
         """Return float buffers that may leave a client: all but those of private modules."""
