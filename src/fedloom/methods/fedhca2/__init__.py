@@ -4,16 +4,12 @@ Methods for one task, adapted to clients with different tasks as the supplement 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedloom import stages
 from fedloom.core.settings.section import BelowOne, NonNegative, UnitInterval
 from fedloom.methods import registry as m
-
-if TYPE_CHECKING:
-    from fedloom.stages import Stage
 
 
 @m.METHODS.register("fedhca2", source="Lu, Huang, Yang, Sirejiding, Ding, Lu, CVPR 2024")
@@ -78,19 +74,17 @@ def fedhca2(
 
     Couples tasks by design: encoders and decoders add a share of everybody's updates.
     """
-    rules: dict[str, Callable[[], Stage]] = {
-        "conflict-averse": lambda: stages.HyperConflictAverse(
-            alpha, lr, momentum, weight_decay, project, c, rescale, average_identical
-        ),
-        "cross-attention": lambda: stages.HyperCrossAttention(beta, lr, momentum, weight_decay, project),
-        "mean": stages.Mean,
-        "none": stages.Identity,
+    learning = (lr, momentum, weight_decay, project)
+    rules = {
+        "conflict-averse": stages.HyperConflictAverse(alpha, *learning, c, rescale, average_identical),
+        "cross-attention": stages.HyperCrossAttention(beta, *learning),
+        "mean": stages.Mean(),
+        "none": stages.Identity(),
     }
-
     return m.Method(
         name="fedhca2",
         # "*": decoders, or no columns at all where a model has none
-        stage=stages.Split({"encoder": rules[encoder](), "*": rules[decoder]()}),
+        stage=stages.Split({"encoder": rules[encoder], "*": rules[decoder]}),
         private=m.Select(role="head"),
         buffers="local",
         weights="uniform",

@@ -138,10 +138,10 @@ class HyperCrossAttention(_Learner):
         for i, task in held:
             name, part = row_key(updates.rows[i]), parts[task]
             before = state["decoders"].get(name, {}).get(task or "", {})
-            now = {layer: before.get(layer, self._fresh) for layer in part.layers}
+            now = {layer: before.get(layer, self._fresh) for layer in map(_layer, part.blocks)}
             added = state["added"].get(name, {}).get(task or "")
             if added is not None:
-                inner = part.inner(X[i], added)
+                inner = _inner(updates.layout.take(X[i], part), added, part)
                 now = {layer: self._stepped(memory, inner[layer]) for layer, memory in now.items()}
             weights.setdefault(name, {})[task or ""] = now
         learned = {
@@ -152,7 +152,7 @@ class HyperCrossAttention(_Learner):
 
         attended = {(i, task): X.new_empty(parts[task].d) for i, task in held}
         out = X.clone()
-        for members in together(held, parts):
+        for members in together(updates.layout, held, parts):
             V = torch.stack([X[i, s] for i, _, s, _, _ in members])
             A = cross_attention(V)
             for a, (i, task, s, to, layer) in zip(A, members, strict=True):
@@ -174,46 +174,23 @@ def _used(weight: float) -> float:
     return min(max(weight, 0.0), 1.0)
 
 
-@dataclass(frozen=True)
-class TaskColumns:
-    """One task's columns: its blocks, their places in the matrix, and their places in the task's own vector (d)."""
-
-    blocks: tuple[Block, ...]
-    at: tuple[slice, ...]
-    own: tuple[slice, ...]
-    names: tuple[str, ...]
-    d: int
-
-    @staticmethod
-    def of(layout: Layout, task: str | None) -> TaskColumns:
-        """Return the columns of a task."""
-        mine = [(b, s) for b, s in zip(layout.blocks, layout.slices, strict=True) if b.task == task]
-        part = Layout(tuple(b for b, _ in mine))
-        names = tuple(_local_name(b.name, task) for b in part.blocks)
-        return TaskColumns(part.blocks, tuple(s for _, s in mine), part.slices, names, part.d)
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Return the names of the layers."""
-        return tuple(dict.fromkeys(map(_layer, self.names)))
-
-    def inner(self, x: Tensor, added: Tensor) -> dict[str, float]:
-        """Return <x, added> of each layer, x being a whole row."""
-        sums = dict.fromkeys(self.layers, 0.0)
-        for name, at, own in zip(self.names, self.at, self.own, strict=True):
-            sums[_layer(name)] += float(x[at].double() @ added[own].to(x.device, torch.float64))
-        return sums
+def _inner(x: Tensor, added: Tensor, part: Layout) -> dict[str, float]:
+    """Return <x, added> of each layer of a decoder, both over its columns."""
+    sums = dict.fromkeys(map(_layer, part.blocks), 0.0)
+    for block, s in zip(part.blocks, part.slices, strict=True):
+        sums[_layer(block)] += float(x[s].double() @ added[s].to(x.device, torch.float64))
+    return sums
 
 
-def by_task(layout: Layout) -> dict[str | None, TaskColumns]:
-    """Return the columns of every task."""
-    return {task: TaskColumns.of(layout, task) for task in dict.fromkeys(b.task for b in layout.blocks)}
+def by_task(layout: Layout) -> dict[str | None, Layout]:
+    """Return the blocks of every task."""
+    return {task: Layout(tuple(blocks)) for task, blocks in grouped((b.task, b) for b in layout.blocks).items()}
 
 
 Decoder = tuple[int, str | None]
 
 
-def decoders(updates: Updates, parts: dict[str | None, TaskColumns]) -> list[Decoder]:
+def decoders(updates: Updates, parts: Mapping[str | None, Layout]) -> list[Decoder]:
     """Return (row, task) of every decoder that takes part."""
     have = updates.present if updates.present is not None else updates.support
     tasks = [block.task for block in updates.layout.blocks]
@@ -225,24 +202,25 @@ def decoders(updates: Updates, parts: dict[str | None, TaskColumns]) -> list[Dec
     return held
 
 
-def together(held: list[Decoder], parts: dict[str | None, TaskColumns]) -> list[list[Any]]:
+def together(layout: Layout, held: list[Decoder], parts: Mapping[str | None, Layout]) -> list[list[Any]]:
     """Return tensors that attend to each other: lists of (row, task, columns, columns in the task's vector, layer)."""
-    each = ((i, task, parts[task]) for i, task in held)
     groups = grouped(
-        ((name, block.shape), (i, task, at, own, _layer(name)))
-        for i, task, part in each
-        for block, name, at, own in zip(part.blocks, part.names, part.at, part.own, strict=True)
+        (_kind(block), (i, task, layout.slice(block.name), own, _layer(block)))
+        for i, task in held
+        for block, own in zip(parts[task].blocks, parts[task].slices, strict=True)
     )
     return list(groups.values())
 
 
-def _local_name(name: str, task: str | None) -> str:
-    """Return the part of a tensor's name after the task; the whole name if the task is not in it."""
-    words = name.split(".")
-    return ".".join(words[words.index(task) + 1 :]) if task in words[:-1] else name
+def _kind(block: Block) -> tuple[str, tuple[int, ...]]:
+    """Return the part of a tensor's name after its task (the whole name if the task is not in it), and its shape."""
+    words = block.name.split(".")
+    at = words.index(block.task) + 1 if block.task in words[:-1] else 0
+    return ".".join(words[at:]), block.shape
 
 
-def _layer(name: str) -> str:
+def _layer(block: Block) -> str:
+    name, _ = _kind(block)
     head, _, last = name.rpartition(".")
     return head if head and last in ("weight", "bias") else name
 
@@ -258,13 +236,11 @@ class AcrossTasks(Stage):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         parts = by_task(updates.layout)
-        X, base = updates.X, updates.base
+        X, base = updates.X, updates.start
         out = X.clone()
-        for members in together(decoders(updates, parts), parts):
+        for members in together(updates.layout, decoders(updates, parts), parts):
             moved = torch.stack([X[i, s] for i, _, s, _, _ in members])
-            start = torch.zeros_like(moved)
-            if base is not None:
-                start = torch.stack([base[i, s] for i, _, s, _, _ in members])
+            start = torch.stack([base[i, s] for i, _, s, _, _ in members])
             # X + (mean - own), so that one decoder, or equal ones, come back as they are
             mean = (start + moved).mean(dim=0)
             for own, at, (i, _, s, _, _) in zip(moved, start, members, strict=True):
@@ -285,9 +261,10 @@ class AttentionAcrossTasks(Attention):
     def init(self, layout: Layout) -> State:
         alike: dict[Any, dict[str, list[list[int]]]] = {}
         for task, part in by_task(layout).items():
-            tensors = sorted(zip(part.names, part.blocks, part.at, strict=True), key=lambda tensor: tensor[0])
-            kind = (task is None, *((name, block.shape) for name, block, _ in tensors))
-            alike.setdefault(kind, {})[task or ""] = [[at.start, at.stop] for _, _, at in tensors]
+            tensors = sorted(part.blocks, key=lambda block: _kind(block)[0])
+            spans = [layout.slice(block.name) for block in tensors]
+            kind = (task is None, *map(_kind, tensors))
+            alike.setdefault(kind, {})[task or ""] = [[s.start, s.stop] for s in spans]
         return {"alike": list(alike.values()), "held": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
