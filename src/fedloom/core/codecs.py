@@ -103,7 +103,8 @@ def _fill(values: Tensor, like: Updates) -> Tensor:
     if like.present is None or bool(like.present.all()):
         return values.view(len(like), like.layout.d)
     pieces = _pieces(like)
-    for (k, s, _), part in zip(pieces, values.split([b.size for *_, b in pieces]), strict=True):
+    sizes = [block.size for *_, block in pieces]
+    for (k, s, _), part in zip(pieces, values[: sum(sizes)].split(sizes), strict=True):
         like.X[k, s] = part
     return like.X
 
