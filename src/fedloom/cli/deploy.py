@@ -222,7 +222,9 @@ def audit(
 
 def _cell(value: object) -> str:
     """Return a value as it is shown in a table: of a text of several lines, such as a recipe, their number."""
-    return f"{text.count(end)} lines (--json prints them)" if (end := "\n") in (text := str(value)) else text
+    text = str(value)
+    lines = text.count("\n")
+    return f"{lines} lines (--json prints them)" if lines else text
 
 
 def doctor(as_json: shared.Json = False) -> None:

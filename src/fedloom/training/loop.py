@@ -148,6 +148,7 @@ def batches(
     With `steps`, passes follow each other until that many batches are drawn. `skip_single` leaves out a last batch
     of one example, on which batch norm cannot train. With several `groups` a batch is of one of them.
     """
+    skip_single = skip_single and min(training.batch_size, len(index)) > 1
 
     def one_pass(epoch: int) -> Sequence[Tensor]:
         rng = ctx.rng("order", client, epoch)
@@ -155,7 +156,7 @@ def batches(
         if len(groups) > 1:
             parts = [b for group in groups for b in order[torch.isin(order, group)].split(training.batch_size)]
             dealt = [parts[i] for i in torch.randperm(len(parts), generator=rng).tolist()]
-        return [b for b in dealt if len(b) > 1 or not skip_single or min(training.batch_size, len(index)) <= 1]
+        return [batch for batch in dealt if len(batch) > 1 or not skip_single]
 
     epochs = range(flat.local_epochs(training)) if training.steps is None else count()
     return islice(((epoch, batch) for epoch in epochs for batch in one_pass(epoch)), training.steps)
