@@ -12,7 +12,7 @@ from fedloom.codecs import Codec, Cropped, Folded, Raw, Sparse, Unified
 from fedloom.core.codecs import _sides
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
-from fedloom.core.updates import Updates
+from fedloom.core.updates import RowList, Updates, Zeros
 from fedloom.stages import TaskVectors
 from fedloom.taskvectors import modulate, unify
 
@@ -100,6 +100,20 @@ def test_folded_rows_are_the_matrix_when_somebody_asks() -> None:
     assert torch.equal(updates.keep([0, 2, 4]).X, dense[[0, 2, 4]])
     assert isinstance(updates.keep([0, 2, 4]).given, Folded)
     assert torch.equal(updates.select(LAYOUT.select("head")).X, LAYOUT.take(dense, LAYOUT.select("head")))
+
+
+@pytest.mark.parametrize("part", ["*", "encoder", "head"])
+def test_columns_are_taken_without_the_matrix(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = LAYOUT.select(part)
+    clients = [sent(name, tasks, i).select(layout) for i, (name, tasks) in enumerate({"a": "x", "b": "xyz"}.items())]
+    updates, dense = folded(*clients)
+    index = torch.randperm(layout.d)[: layout.d // 2 + 1]
+    for how in ("dense", "keep"):
+        monkeypatch.setattr(Folded, how, lambda self, *_: pytest.fail("made a matrix"))
+    monkeypatch.setattr(Unified, "unpack", lambda self, *_: pytest.fail("made a client's matrix"))
+    assert torch.equal(updates.given.take(index), dense[:, index])
+    assert torch.equal(RowList(tuple(dense)).take(index), dense[:, index])
+    assert torch.equal(Zeros((3, layout.d), torch.float64).take(index), torch.zeros(3, len(index), dtype=torch.float64))
 
 
 def test_a_row_with_nan_is_dropped_without_the_others() -> None:

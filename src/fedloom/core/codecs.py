@@ -16,7 +16,7 @@ from fedloom.core.layout import Block, Layout
 from fedloom.core.settings.section import Checked
 from fedloom.core.taskvectors import Upload, modulate, unify
 from fedloom.core.untrusted import Array, Named, Sender
-from fedloom.core.updates import RowList, Rows, Updates, row_norms
+from fedloom.core.updates import RowList, Rows, Updates, Zeros, row_norms
 
 Packed = Mapping[str, Tensor]
 ByteCount = dict[tuple[str, str | None], int]
@@ -271,10 +271,7 @@ class Unified(Codec):
         packed = {"vector": vector, "masks": masks, "scales": scales}
         if not own.blocks:
             return packed
-        values = torch.stack([layout.take(x, own) for x in rows])
-        present = None if updates.present is None else updates.present[:, layout.positions(own)]
-        mine = Updates(own, updates.rows, values, updates.n, updates.weight, present=present)
-        return {**packed, "own": _values(mine)}
+        return {**packed, "own": _values(_of_tasks(updates, torch.stack([layout.take(x, own) for x in rows])))}
 
     def read(self, packed: Any, like: Updates) -> Packed:
         common, own = _by_owner(like.layout)
@@ -282,7 +279,7 @@ class Unified(Codec):
         masks = Array((k, -(-common.d // 8)), torch.uint8)
         arrays = {"vector": Array((common.d,), kind), "masks": masks, "scales": Array((k,), kind)}
         if own.blocks:
-            arrays["own"] = Array((_count(like.select(own)),), kind)
+            arrays["own"] = Array((_count(_of_tasks(like)),), kind)
         return Named(arrays).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
@@ -294,9 +291,9 @@ class Unified(Codec):
         return like.layout.put(like.X, own, _own(packed, like))
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
-        common, own = _by_owner(like.layout)
         size = packed["vector"].element_size()
-        bytes_ = {key: columns * size for key, columns in common.sizes.items()} | by_block(like.select(own), size)
+        common = {key: columns * size for key, columns in like.layout.common.sizes.items()}
+        bytes_ = common | by_block(_of_tasks(like), size)
         return {**bytes_, ("codec", None): packed["masks"].nbytes + packed["scales"].nbytes}
 
 
@@ -353,8 +350,7 @@ class Folded(Rows):
                 left = like.keep(mine)
                 fewer = {**packed, "masks": packed["masks"][mine], "scales": packed["scales"][mine]}
                 if "own" in packed:
-                    own = left.select(_by_owner(like.layout)[1])
-                    fewer["own"] = _values(own.replace(X=_own(packed, like)[mine]))
+                    fewer["own"] = _values(_of_tasks(left, _own(packed, like)[mine]))
                 kept.append((fewer, left))
         return Folded(tuple(kept))
 
@@ -369,14 +365,32 @@ class Folded(Rows):
             bounds.append(norms)
         return torch.cat(bounds)
 
+    def take(self, index: Tensor) -> Tensor:
+        common, own = _by_owner(self.layout)
+        X = self.parts[0][0]["vector"].new_empty(len(self.rows), len(index))
+        here, columns = self.layout.places(common, index)
+        for packed, _, a, b in self._pieces:
+            mask = packed["masks"][:, columns // 8] >> (7 - columns % 8) & 1  # as `pack_mask` orders the bits
+            X[a:b, here] = modulate(packed["vector"][columns], mask.bool(), packed["scales"])
+        here, columns = self.layout.places(own, index)
+        X[:, here] = self.own().index_select(1, columns)
+        return X
+
 
 def _by_owner(layout: Layout) -> tuple[Layout, Layout]:
     """Return (columns that belong to no task, columns that do)."""
     return layout.common, layout.without(layout.common)
 
 
+def _of_tasks(like: Updates, X: Tensor | None = None) -> Updates:
+    """Return the rows in the columns that belong to tasks alone: X, or zeros."""
+    own = _by_owner(like.layout)[1]
+    present = None if like.present is None else like.present[:, like.layout.positions(own)]
+    given = Zeros((len(like), own.d), like.data.dtype) if X is None else X
+    return Updates(own, like.rows, given, like.n, like.weight, present=present)
+
+
 def _own(packed: Packed, like: Updates) -> Tensor:
     """Return one sender's rows in the columns of tasks; zero in columns of another task than the row's."""
-    own = _by_owner(like.layout)[1]
-    X = packed["vector"].new_zeros(len(like), own.d)
-    return _fill(packed["own"], like.select(own).replace(X=X)) if own.blocks else X
+    mine = _of_tasks(like)
+    return _fill(packed["own"], mine) if mine.layout.blocks else mine.X

@@ -205,12 +205,16 @@ class Layout:
 
     @cached_property
     def _chosen(self) -> dict[Any, Layout]:
-        """The results of `select` and `trained`, which are called for each client: a layout is expensive to compute."""
+        """The results of `select`, `without` and `trained`, which are called for each client: layouts are expensive."""
         return {}
 
     def without(self, other: Layout) -> Layout:
         """Return the blocks that are not in `other`."""
-        return Layout(tuple(b for b in self.blocks if b.name not in other._position)) if other.blocks else self
+        if not other.blocks:
+            return self
+        if (key := ("without", other.names)) not in self._chosen:
+            self._chosen[key] = Layout(tuple(b for b in self.blocks if b.name not in other._position))
+        return self._chosen[key]
 
     def having(self, have: Sequence[bool]) -> Layout:
         """Return the blocks for which `have` (one value per block) is true."""
@@ -266,6 +270,15 @@ class Layout:
                 s = Columns(merged.pop().start, s.stop)
             merged.append(s)
         return tuple(merged)
+
+    def places(self, part: Layout, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which of the columns `index` are of `part`, as positions in `index`, and their columns in `part`."""
+        here, columns, at = [index[:0]], [index[:0]], 0
+        for s in self.spans(part):
+            here.append(((index >= s.start) & (index < s.stop)).nonzero().flatten())
+            columns.append(index[here[-1]] + (at - s.start))
+            at += s.stop - s.start
+        return torch.cat(here), torch.cat(columns)
 
     def take(self, X: Tensor, part: Layout) -> Tensor:
         """Return columns of `part` (last dimension) from X: a view where they are consecutive, else a copy."""

@@ -7,13 +7,14 @@ which columns belong to which part of the model and to which task.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -97,23 +98,28 @@ class Rows(Protocol):
     def norms(self) -> Tensor:
         """Return the rows' norms (K), or bounds of them, as `Updates.norms`."""
 
+    def take(self, index: Tensor) -> Tensor:
+        """Return the columns `index` of the rows (K x their number), without the matrix."""
 
-@runtime_checkable
-class Distributed(Rows, Protocol):
-    """Rows that can be summed without being brought together: they lie in several processes, or are summed already."""
+
+class Distributed(Rows):
+    """Rows that can be summed without being brought together: they lie in several processes, or are summed already.
+
+    `take` expects positions among all columns, and returns those columns that this process has.
+    """
 
     @property
+    @abstractmethod
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
 
+    @abstractmethod
     def select(self, part: Layout) -> Distributed:
         """Return the columns of some blocks."""
 
+    @abstractmethod
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
         """Return the sums, as `Updates.summed` does."""
-
-    def take(self, index: Tensor) -> Tensor:
-        """Return all rows, in those of the columns `index` (positions among all) that this process has."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,10 @@ class Zeros:
         """Return the rows' norms (K)."""
         return torch.zeros(self.shape[0], dtype=torch.float64)
 
+    def take(self, index: Tensor) -> Tensor:
+        """Return as many columns as asked for."""
+        return torch.zeros(self.shape[0], len(index), dtype=self.dtype)
+
 
 @dataclass(frozen=True, eq=False)
 class RowList(Rows):
@@ -155,6 +165,9 @@ class RowList(Rows):
 
     def norms(self) -> Tensor:
         return torch.cat([row_norms(x[None]) for x in self.vectors])
+
+    def take(self, index: Tensor) -> Tensor:
+        return torch.stack([x[index] for x in self.vectors])
 
 
 class RowsNeededError(Exception):
@@ -469,15 +482,11 @@ class Beside(Rows):
         return vectors
 
     def take(self, index: Tensor) -> Tensor:
-        """Return all rows, in the columns `index` (K x their number)."""
         X = self.parts[0][1].data.new_empty(self.shape[0], len(index))
         for part, rows in self.parts:
-            at = 0
-            for s in self.layout.spans(part):
-                here = ((index >= s.start) & (index < s.stop)).nonzero().flatten()
-                values = rows.data.index_select(1, index[here] + (at - s.start))
-                X[:, here] = values if rows.mixing is None else rows.mixing.to(values) @ values
-                at += s.stop - s.start
+            here, columns = self.layout.places(part, index)
+            values = rows.data.index_select(1, columns)
+            X[:, here] = values if rows.mixing is None else rows.mixing.to(values) @ values
         return X
 
     def keep(self, index: Sequence[int]) -> Beside:

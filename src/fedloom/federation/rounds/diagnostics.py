@@ -19,7 +19,7 @@ from torch import Tensor
 from fedloom.core.context import Row, derive_seed
 from fedloom.core.grouping import grouped
 from fedloom.core.layout import Block, Layout
-from fedloom.core.updates import Beside, Distributed, Summed, Updates, columns_here
+from fedloom.core.updates import Distributed, Summed, Updates, columns_here
 from fedloom.federation.runs.reader import DIAGNOSTICS
 
 VALUES = 1 << 20
@@ -169,16 +169,12 @@ def look(updates: Updates, out: Updates, peer: str | None = None, known: Read | 
 
 def _take(updates: Updates, columns: Tensor) -> Tensor:
     """Return the columns `columns` of X that this process has; X itself is not computed (K x c, on the CPU)."""
-    if isinstance(updates.given, Distributed):
-        data = updates.given.take(columns).cpu()
-    elif isinstance(updates.given, Tensor) or "data" in vars(updates):
-        data = updates.data.index_select(1, columns_here().at(updates.layout, columns).to(updates.data.device)).cpu()
-    elif isinstance(updates.given, Beside):
-        data = updates.given.take(columns_here().at(updates.layout, columns)).cpu()
-    else:  # rows that form no matrix yet, one at a time
-        given = updates.given
-        rows = [given.keep([i]).dense().index_select(1, columns) for i in range(len(updates))]
-        data = torch.cat(rows) if rows else torch.zeros(0, len(columns))
+    here = columns_here().at(updates.layout, columns)
+    if isinstance(updates.given, Tensor) or "data" in vars(updates):
+        data = updates.data.index_select(1, here.to(updates.data.device))
+    else:
+        data = updates.given.take(columns if isinstance(updates.given, Distributed) else here)
+    data = data.cpu()
     return data if updates.mixing is None else updates.mixing.cpu().to(data) @ data
 
 
