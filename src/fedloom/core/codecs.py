@@ -264,7 +264,7 @@ class Unified(Codec):
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
         layout = updates.layout
-        common, own = _by_owner(layout)
+        common, own = layout.common, layout.own
         given = updates.given if updates.mixing is None else None
         rows = given.vectors if isinstance(given, RowList) else tuple(updates.X)
         vector, masks, scales = unify([layout.take(x, common) for x in rows], packed=True)
@@ -274,7 +274,7 @@ class Unified(Codec):
         return {**packed, "own": _values(_of_tasks(updates, torch.stack([layout.take(x, own) for x in rows])))}
 
     def read(self, packed: Any, like: Updates) -> Packed:
-        common, own = _by_owner(like.layout)
+        common, own = like.layout.common, like.layout.own
         k, kind = len(like), like.data.dtype
         masks = Array((k, -(-common.d // 8)), torch.uint8)
         arrays = {"vector": Array((common.d,), kind), "masks": masks, "scales": Array((k,), kind)}
@@ -283,7 +283,7 @@ class Unified(Codec):
         return Named(arrays).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
-        common, own = _by_owner(like.layout)
+        common, own = like.layout.common, like.layout.own
         into = like.layout.take(like.X, common)
         modulate(packed["vector"], packed["masks"], packed["scales"], out=into)
         if len(like.layout.spans(common)) != 1:  # not a view
@@ -366,7 +366,7 @@ class Folded(Rows):
         return torch.cat(bounds)
 
     def take(self, index: Tensor) -> Tensor:
-        common, own = _by_owner(self.layout)
+        common, own = self.layout.common, self.layout.own
         X = self.parts[0][0]["vector"].new_empty(len(self.rows), len(index))
         here, columns = self.layout.places(common, index)
         for packed, _, a, b in self._pieces:
@@ -377,14 +377,9 @@ class Folded(Rows):
         return X
 
 
-def _by_owner(layout: Layout) -> tuple[Layout, Layout]:
-    """Return (columns that belong to no task, columns that do)."""
-    return layout.common, layout.without(layout.common)
-
-
 def _of_tasks(like: Updates, X: Tensor | None = None) -> Updates:
     """Return the rows in the columns that belong to tasks alone: X, or zeros."""
-    own = _by_owner(like.layout)[1]
+    own = like.layout.own
     present = None if like.present is None else like.present[:, like.layout.positions(own)]
     given = Zeros((len(like), own.d), like.data.dtype) if X is None else X
     return Updates(own, like.rows, given, like.n, like.weight, present=present)

@@ -238,6 +238,11 @@ class Layout:
         return Layout(tuple(b for b in self.blocks if b.task is None))
 
     @cached_property
+    def own(self) -> Layout:
+        """The blocks that belong to a task."""
+        return self.without(self.common)
+
+    @cached_property
     def parameters(self) -> Layout:
         """Everything but buffers."""
         return Layout(tuple(b for b in self.blocks if b.role != "buffer"))

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedloom.core.codecs import Folded
 from fedloom.core.context import Ctx, State
-from fedloom.core.layout import Layout
 from fedloom.core.mean import of_tasks, rows_of_tasks, shares
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.taskvectors import Upload, aggregate_tasks
@@ -184,8 +183,7 @@ class TaskVectors(TaskVectorsSettings, Stage):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         holders, layout = rows_of_tasks(updates), updates.layout
-        own = layout.without(layout.common)
-        uploads, beside = _uploads(updates, own)
+        uploads, beside = _uploads(updates)
         tasks = list(holders)
         X = uploads[0].vector.new_zeros(len(tasks), layout.d)
         spans = layout.spans(layout.common)
@@ -197,7 +195,7 @@ class TaskVectors(TaskVectorsSettings, Stage):
             w = updates.weight[members]
             w = w / w.sum() if float(w.sum()) > 0 else torch.full_like(w, 1 / len(w))
             mine = layout.select(task=task)
-            layout.put(x, mine, w.to(x) @ own.take(beside[members], mine))
+            layout.put(x, mine, w.to(x) @ layout.own.take(beside[members], mine))
         ctx.record(
             "task-vectors",
             {
@@ -209,7 +207,7 @@ class TaskVectors(TaskVectorsSettings, Stage):
         return of_tasks(updates, holders, X), state
 
 
-def _uploads(updates: Updates, own: Layout) -> tuple[list[Upload], Tensor]:
+def _uploads(updates: Updates) -> tuple[list[Upload], Tensor]:
     """Return the senders' common columns, and the columns of tasks (K x their number)."""
     if isinstance(updates.given, Folded) and updates.mixing is None:
         return updates.given.uploads(updates.weight), updates.given.own()
@@ -218,4 +216,4 @@ def _uploads(updates: Updates, own: Layout) -> tuple[list[Upload], Tensor]:
         Upload(x, (str(task),), (n,), client=client)
         for x, n, (client, task) in zip(common, updates.weight.tolist(), updates.rows, strict=True)
     ]
-    return uploads, updates.layout.take(updates.X, own)
+    return uploads, updates.layout.take(updates.X, updates.layout.own)
