@@ -148,7 +148,10 @@ def private(method: Method, *, clip: float, noise: float, share: float, local: b
             f"privacy: clients of {method.name} send nothing, so there is nothing to protect; leave privacy out"
         )
     if method.turn.by_task:
-        raise RecipeError(f"privacy: {method.name} sends one row per task, so a client would count more than once")
+        raise RecipeError(
+            f"privacy: {method.name} sends one row per task, so a client would count more than once; fedavg sends one "
+            "for all its tasks, and heads are averaged over those that have their task"
+        )
     if beside:
         raise RecipeError(f"privacy: {method.name} sends {', '.join(beside)} beside the update, without noise")
     if local:
