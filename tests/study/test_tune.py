@@ -47,6 +47,7 @@ from fedloom.federation.recipes.loader import texts
 from fedloom.federation.recipes.objects import described
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.runs.reader import TaskMetric
+from fedloom.federation.runs.recorded import recipe_in
 from fedloom.study.claims import Effort
 from fedloom.study.grid import Grid, load_grid, recipes, save
 from fedloom.study.report import write as write_report
@@ -567,6 +568,8 @@ def test_options_of_a_comparison_are_checked_before_anything_runs() -> None:
         ({"split": "tset"}, "compare: split='tset' found, expected 'test' or 'val'"),
         ({"methods": ["local", "fedavg", "local"]}, "'local' occurs twice"),
         ({"methods": ["local"], "seed": 3}, "compare: seed=3 found, expected seeds=, a number of seeds or a list"),
+        ({"method": "fedavg"}, "compare: method='fedavg' found, expected methods=, a list"),
+        ({"overrides": ["training.rounds=-1"]}, "training.rounds"),
         ({"rounds": -1}, "rounds"),
         ({"round": 1}, "round"),
     ):
@@ -594,6 +597,24 @@ def test_without_validation_data_nothing_is_chosen() -> None:
     assert any(
         "local: not tuned: no validation data, so its settings are the recipe's own" in note for note in made.notes
     )
+
+
+def test_a_comparison_of_a_private_recipe_has_the_methods_that_can_be_private(tmp_path: Path) -> None:
+    """What sends nothing runs without privacy, and the recipe's weights, which have a bound, hold for all."""
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    privacy = {"clip": 1.0, "noise": 1.0, "delta": 0.1}
+    private = {"rounds": 1, "privacy": privacy, "overrides": ["method.weights=uniform"], "budget": {"trials": 2}}
+    heard: list[str] = []
+    made = fl.compare(sites(validate=False), seeds=1, folder=tmp_path / "c", tell=heard.append, **private)
+    assert [c.label.split()[0] for c in made.columns] == ["local", "fedavg", "centralised", "simple", "constant"]
+    recipes = {c.label.split()[0]: recipe_in(next(iter(c.runs.values())).folder) for c in made.columns}
+    assert {name for name, of in recipes.items() if of.privacy is not None} == {"fedavg"}
+    assert recipes["fedavg"].method.weights == "uniform"
+    left = [note for note in made.notes if "is left out" in note]
+    assert [note.split()[0] for note in left] == ["separate", "fedhca2"]
+    assert "fedavg sends one for all its tasks" in left[0]
+    numbers = [re.match(r"\[(\d+)/(\d+)\]", line) for line in heard]
+    assert [int(n[1]) for n in numbers if n][-1] == int([n[2] for n in numbers if n][-1]), heard
 
 
 def test_what_ran_on_other_data_is_not_taken_for_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
@@ -45,12 +45,11 @@ from fedloom.study.statistics import FRACTIONS, judge, paired
 
 OWN_HEADS = {"model.heads": "own"}
 PAYS: Mapping[str, Changes] = {
-    "local": {"method": "local"},
+    "local": {"method": "local", "privacy": None},
     "separate": {"method": "separate"},
     "fedavg": {"method": "fedavg", **OWN_HEADS},
     "fedhca2": {"method": "fedhca2", **OWN_HEADS},
-    "centralised": {"method": "centralised", "evaluation.models": ["global"]},
-    **{name: CHANGES[name] for name in ("simple", "constant")},
+    **{name: CHANGES[name] for name in ("centralised", "simple", "constant")},
 }
 """The runs of a comparison without named methods: training alone, one FedAvg per task, FedAvg with own heads, FedHCA2,
 all data in one place, a linear model, and the constant prediction. What the library refuses is left out."""
@@ -103,8 +102,9 @@ def compare(
     seeds = as_plain(seeds)
     if isinstance(seeds, bool) or not isinstance(seeds, int | Sequence) or isinstance(seeds, str) or not seeds:
         raise RecipeError(f"compare: seeds={seeds!r} found, expected the number of seeds, or a list of them")
-    if "seed" in options:
-        raise RecipeError(f"compare: seed={options['seed']!r} found, expected seeds=, a number of seeds or a list")
+    for one, several in (("seed", "seeds=, a number of seeds or a list"), ("method", "methods=, a list")):
+        if one in options:
+            raise RecipeError(f"compare: {one}={options[one]!r} found, expected {several}")
     if split not in ("test", "val"):
         raise RecipeError(f"compare: split={split!r} found, expected 'test' or 'val'")
     if split == "test" and isinstance(what, Federation) and not len(what.dataset.test):
@@ -231,7 +231,7 @@ class _Question:
 
     def _tuned(self, name: str, changes: Changes, notes: list[str]) -> Changes:
         """Return the settings with the best validation score."""
-        trials, seeds = self.budget.trials, self.budget.seeds
+        trials, seeds, before = self.budget.trials, self.budget.seeds, self.done
         values: dict[str, dict[int, Mapping[str, float]]] = {}
         rows: list[TaskMetric] = []
 
@@ -270,7 +270,7 @@ class _Question:
             curve = tune.search_of(of, trials).curve(name, ran)
         except _UnvalidatedError:
             notes.append(f"{name}: not tuned: no validation data, so its settings are the recipe's own.")
-            self.total -= trials * len(seeds) - 1
+            self.total -= trials * len(seeds) - (self.done - before)
             return {}
         self.total -= (trials - len(curve.scores)) * len(seeds)
         if not curve.is_known:
@@ -286,10 +286,19 @@ class _Question:
         is_whole = self.model is not None and not isinstance(self.model, str | Mapping)  # it has no heads of ours
         left = {"method", *(OWN_HEADS if is_whole else ())}
         own = {name: value for name, value in changes.items() if name not in left}
-        return self._recipe_of(changes["method"], texts(own), seed)
+        return self._recipe_of(changes["method"], texts({**self._weights, **own}), seed)
+
+    @cached_property
+    def _weights(self) -> Changes:
+        """How the recipe weighs clients, which holds for every method: under privacy sizes need a bound."""
+        section = self._recipe_of(None, (), self.seeds[0]).method
+        known = {name: getattr(section, name) for name in ("weights", "max_examples")}
+        return {f"method.{name}": value for name, value in known.items() if value is not None}
 
     def _recipe_of(self, method: Any, overrides: Sequence[str], seed: int) -> Recipe:
-        return recipe_of(self._data(seed), self.model, method, overrides, **{**self.options, "seed": seed})
+        options = {**self.options, "seed": seed}
+        every = [*options.pop("overrides", ()), *overrides]
+        return recipe_of(self._data(seed), self.model, method, every, **options)
 
     def _data(self, seed: int) -> Source:
         """Return what to compare on: of a federation from a table the split of this seed, as a recipe has it."""

@@ -229,6 +229,8 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
     for method in dict.fromkeys((ALONE, *tournament.methods, *CHANGES)):
         try:
             change = CHANGES[method] if method in CHANGES else section(named(method))
+            if method == ALONE and tournament.recipe.get("privacy"):
+                change = {**change, "privacy": None}  # it sends nothing
             curve = tune(tournament.recipe, change, budget, folder / "tuning" / method, label=method, runner=runner)
         except (RecipeError, StateError) as error:
             refused[method] = " ".join(str(error).split())

@@ -51,12 +51,12 @@ Changes = dict[str, Any]
 Reference = Literal["centralised", "centralised-by-task", "separate", "simple", "constant"]
 """The methods `centralised` (for all tasks at once and for each alone), `separate`, `simple` and `constant`."""
 
-_POOLED: dict[str, Any] = {"evaluation.models": ["global"], "peers": None}
+_POOLED: dict[str, Any] = {"evaluation.models": ["global"], "peers": None, "privacy": None}
 CHANGES: dict[str, Changes] = {
     "centralised": {"method": "centralised", **_POOLED},
     "centralised-by-task": {"method": {"name": "centralised", "by": "task"}, **_POOLED},
     "separate": {"method": "separate", "peers": None},
-    "simple": {"method": "simple", "peers": None},
+    "simple": {"method": "simple", "peers": None, "privacy": None},
     "constant": {
         "method": "constant",
         **_POOLED,
