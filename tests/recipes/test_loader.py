@@ -9,6 +9,7 @@ import pytest
 import yaml
 from pydantic import Field
 
+import fedloom as fl
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.yaml import parse
 from fedloom.errors import RecipeError
@@ -324,6 +325,12 @@ def test_selection_on_the_test_split_is_refused(refused):
 def test_an_override_needs_a_path_and_a_value(toys, override):
     with pytest.raises(RecipeError, match=r"expected key\.path=value"):
         load(BASE, [override])
+
+
+def test_one_text_is_no_list_of_overrides(toys):
+    for run in (lambda: load(BASE, "seed=3"), lambda: fl.compare(BASE, methods=["local"], overrides="seed=3")):
+        with pytest.raises(RecipeError, match=r"^overrides='seed=3' found, expected a list of them: \['seed=3'\]$"):
+            run()
 
 
 def test_an_override_cannot_go_below_a_value(toys):

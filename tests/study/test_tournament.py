@@ -113,6 +113,16 @@ def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_signific
     assert opened(tmp_path) == joined
 
 
+def test_all_weigh_clients_as_the_recipe_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else FedAvg would weigh them by numbers of examples, which a private recipe refuses."""
+    pretend(monkeypatch, lambda method, rate, seed: BASE, [])
+    recipe = load("benchmarks/digits", ["method.weights=uniform"]).model_dump(mode="json")
+    experiment.play(plan("fedprox", recipe=recipe, tries=1), tmp_path)
+    for folder in (tmp_path / "final", *tmp_path.glob("tuning/*")):
+        grid = grid_module.load_grid(folder / "grid.yaml")
+        assert {made.method.weights for made in grid_module.recipes(grid).values()} == {"uniform"}, folder
+
+
 def test_a_method_whose_best_settings_are_new_plays_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(method: str, rate: float, seed: int) -> dict[str, float]:
         jitter = 1 + 0.001 * ((7 * seed + len(method)) % 5)

@@ -290,14 +290,12 @@ class _Question:
 
     @cached_property
     def _weights(self) -> Changes:
-        """How the recipe weighs clients, which holds for every method: under privacy sizes need a bound."""
-        section = self._recipe_of(None, (), self.seeds[0]).method
-        known = {name: getattr(section, name) for name in ("weights", "max_examples")}
-        return {f"method.{name}": value for name, value in known.items() if value is not None}
+        return tune.weighted(self._recipe_of(None, (), self.seeds[0]).method.model_dump())
 
     def _recipe_of(self, method: Any, overrides: Sequence[str], seed: int) -> Recipe:
         options = {**self.options, "seed": seed}
-        every = [*options.pop("overrides", ()), *overrides]
+        given = options.pop("overrides", ())
+        every = given if isinstance(given, str) else [*given, *overrides]  # one text is refused, in one place
         return recipe_of(self._data(seed), self.model, method, every, **options)
 
     def _data(self, seed: int) -> Source:

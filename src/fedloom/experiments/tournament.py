@@ -17,7 +17,7 @@ from fedloom.core.settings.section import Count, Problems, Section
 from fedloom.core.settings.trust import Origin, admit, is_import, names_in
 from fedloom.core.settings.yaml import read_section, to_yaml
 from fedloom.experiments.grid_run import BENCHMARK, SILENT, Runner, on_test, until_decided
-from fedloom.experiments.tune import Budget, Curve, curves_csv, described, tune
+from fedloom.experiments.tune import Budget, Curve, curves_csv, described, tune, weighted
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import TaskMetric, human_bytes
 from fedloom.methods import ADDONS, METHODS
@@ -226,9 +226,10 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
     tuned: dict[str, Changes] = {}
     refused: dict[str, str] = {}
     curves: list[tuple[str, Curve]] = []
+    weights = weighted(tournament.recipe["method"])
     for method in dict.fromkeys((ALONE, *tournament.methods, *CHANGES)):
         try:
-            change = CHANGES[method] if method in CHANGES else section(named(method))
+            change = {**(CHANGES[method] if method in CHANGES else section(named(method))), **weights}
             if method == ALONE and tournament.recipe.get("privacy"):
                 change = {**change, "privacy": None}  # it sends nothing
             curve = tune(tournament.recipe, change, budget, folder / "tuning" / method, label=method, runner=runner)
@@ -237,7 +238,7 @@ def play(tournament: Tournament, folder: Path, runner: Runner = SILENT) -> Stand
             continue
         curves.append((BENCHMARK, curve))
         if method in CHANGES:
-            tuned[f"{method}/-"] = curve.best
+            tuned[f"{method}/-"] = {**weights, **curve.best}
         else:
             chosen[method] = {**change, **curve.best}
         runner.tell(f"{method}: {described(curve.best)}, the best of {len(curve.scores)} settings")

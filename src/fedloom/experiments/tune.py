@@ -227,6 +227,12 @@ def search_of(of: Callable[[Changes], Recipe], trials: int, stated: Mapping[str,
     return Search(None if still else plain["training"]["optimizer"].get("lr"), first, 1 if still else trials, is_valid)
 
 
+def weighted(method: Mapping[str, Any]) -> Changes:
+    """Return how a recipe's section `method` weighs clients, which holds for all that are compared on it: under privacy
+    sizes need a bound."""
+    return {f"method.{name}": method[name] for name in ("weights", "max_examples") if method.get(name) is not None}
+
+
 @dataclass(frozen=True)
 class Curve:
     """All trials of one method and the one with the best score."""
