@@ -293,12 +293,13 @@ def test_the_same_command_goes_on_and_more_seeds_tries_and_methods_are_added(
 
     monkeypatch.setattr(experiment, "play", play)
     first = ["study", "tournament", "benchmarks/digits", "--methods", "fedavg", "--most", "4", "--out", str(tmp_path)]
-    again = ["study", "tournament", str(tmp_path), "--tries", "5", "--most", "6", "--methods", "fedprox"]
+    more = ["--methods", "fedprox", "--methods", "moon"]
+    again = ["study", "tournament", str(tmp_path), "--tries", "5", "--most", "6", *more]
     for arguments in (first, first, again, ["study", "tournament", str(tmp_path)]):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
     kept = [(one.methods, one.tries, one.least, one.most) for one in played]
-    assert kept == [(("fedavg",), 8, 3, 4)] * 2 + [(("fedavg", "fedprox"), 5, 3, 6)] * 2
+    assert kept == [(("fedavg",), 8, 3, 4)] * 2 + [(("fedavg", "fedprox", "moon"), 5, 3, 6)] * 2
     older = {key: value for key, value in played[0].recipe.items() if key not in ("runtime", "privacy")}
     save(played[0].model_copy(update={"recipe": older}), tmp_path)  # by a version that knew fewer keys
     assert CliRunner().invoke(app, first).exit_code == 0

@@ -158,7 +158,7 @@ def tournament(
     ],
     changes: shared.Changes = None,
     methods: Annotated[
-        str | None,
+        list[str] | None,
         option(
             "The methods to compare; for a folder, the methods to add.",
             "A,B+ADDON,...",
@@ -184,7 +184,7 @@ def tournament(
     """
     from fedloom.experiments.tournament import planned, play
 
-    entered = dict.fromkeys(name.strip() for name in methods.split(",")) if methods is not None else ()
+    entered = dict.fromkeys(name.strip() for text in methods or () for name in text.split(","))
     given = {key: value for key, value in (("tries", tries), ("least", seeds), ("most", most)) if value is not None}
     plan, folder = planned(benchmark, changes or (), out, tuple(entered), given)
     if plan.most < plan.least:

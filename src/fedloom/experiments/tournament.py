@@ -143,7 +143,7 @@ def standings(
         records.append((name, *numbers, client, worst, sent, seconds, described(_own(grid, name)), unsettled[name]))
     about = (
         f"{len(seeds)} seeds from 0; test split, model of the last round; mean ± 95 % t-interval over seeds. Each "
-        f"method had at most {t.tries} settings, tried on validation data with other seeds "
+        f"method had at most {t.tries} setting{'s' * (t.tries > 1)}, tried on validation data with other seeds "
         f"({', '.join(map(str, t.tuning))}), and uses the best. Seeds were added until the verdict on the leader "
         f"against every other method was yes or no ({grid.smallest:g} % counts), up to {t.most}; such p-values are "
         "too small, and the lead of the best of many is too large (docs/statistics.md)."
