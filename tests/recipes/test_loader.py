@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
+from functools import partial
 from typing import Annotated, Literal
 
 import pytest
@@ -327,10 +329,11 @@ def test_an_override_needs_a_path_and_a_value(toys, override):
         load(BASE, [override])
 
 
-def test_one_text_is_no_list_of_overrides(toys):
-    for run in (lambda: load(BASE, "seed=3"), lambda: fl.compare(BASE, methods=["local"], overrides="seed=3")):
-        with pytest.raises(RecipeError, match=r"^overrides='seed=3' found, expected a list of them: \['seed=3'\]$"):
-            run()
+@pytest.mark.parametrize("given", ["seed=3", 3, [("seed", 3)], None])
+def test_overrides_are_a_list_of_texts(toys, given):
+    for run in (load, partial(fl.compare, methods=["local"])):
+        with pytest.raises(RecipeError, match=rf"^overrides={re.escape(repr(given))} found, expected a list of texts"):
+            run(BASE, overrides=given)
 
 
 def test_an_override_cannot_go_below_a_value(toys):

@@ -295,7 +295,7 @@ class _Question:
     def _recipe_of(self, method: Any, overrides: Sequence[str], seed: int) -> Recipe:
         options = {**self.options, "seed": seed}
         given = options.pop("overrides", ())
-        every = given if isinstance(given, str) else [*given, *overrides]  # one text is refused, in one place
+        every = [*given, *overrides] if isinstance(given, list | tuple) else given  # which `load` refuses
         return recipe_of(self._data(seed), self.model, method, every, **options)
 
     def _data(self, seed: int) -> Source:

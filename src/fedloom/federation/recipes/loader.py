@@ -97,8 +97,8 @@ def changed(where: str, value: Any, overrides: Sequence[str]) -> dict[str, Any]:
     """Return a recipe's plain content with overrides applied, not checked. Raises RecipeError for other forms."""
     if not isinstance(value, dict):
         raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {', '.join(Recipe.model_fields)}")
-    if isinstance(overrides, str):
-        raise RecipeError(f"overrides={overrides!r} found, expected a list of them: [{overrides!r}]")
+    if not isinstance(overrides, list | tuple) or not all(isinstance(override, str) for override in overrides):
+        raise RecipeError(f"overrides={overrides!r} found, expected a list of texts, such as ['training.rounds=20']")
     for override in overrides:
         _apply(value, override)
     return value
