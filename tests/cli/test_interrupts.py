@@ -25,6 +25,7 @@ from fedloom.experiments.export import bundle
 
 HOOK = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
 class Hook:
     def find_spec(self, name, *others):
         if name == "fedloom.cli.app":
